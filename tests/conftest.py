@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Libraries that start a thread per processor, in each of the processes that tests run in, wait for each other: many times
-# as long as they compute where the processors have other work. Before any of them is imported, and for child processes.
+# Libraries that start a thread per processor, in each of the processes that tests run in, wait for each other: many
+# times as long as they compute where processors have other work. Before they are imported, and for child processes.
 for _name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 

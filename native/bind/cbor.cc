@@ -36,6 +36,17 @@ class Strings {
  private:
   static constexpr std::size_t kLongest = 24;
 
+#if defined(Py_LIMITED_API)
+  static nb::object make(std::string_view text) {
+    return own(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+  }
+  static bool same(PyObject* made, std::string_view text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(made, &size);
+    if (data == nullptr) throw nb::python_error();
+    return std::string_view(data, static_cast<std::size_t>(size)) == text;
+  }
+#else
   static nb::object make(std::string_view text) {
     nb::object made = own(PyUnicode_New(static_cast<Py_ssize_t>(text.size()), 127));
     std::memcpy(PyUnicode_DATA(made.ptr()), text.data(), text.size());
@@ -45,6 +56,7 @@ class Strings {
     return static_cast<std::size_t>(PyUnicode_GET_LENGTH(made)) == text.size() &&
            std::memcmp(PyUnicode_DATA(made), text.data(), text.size()) == 0;
   }
+#endif
 
   std::array<nb::object, 512> slots_;
 };

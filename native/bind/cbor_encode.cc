@@ -8,6 +8,7 @@
 
 #include "bind/bind.h"
 #include "bind/buffer.h"
+#include "bind/limited.h"
 
 namespace {
 
@@ -17,7 +18,11 @@ enum Major : std::uint8_t { kUnsigned = 0x00, kNegative = 0x20, kBytes = 0x40, k
   throw nb::value_error((std::string(rule) + "|" + message).c_str());
 }
 
+#if defined(Py_LIMITED_API)
+std::string type_name(PyObject* value) { return nb::type_name(reinterpret_cast<PyObject*>(Py_TYPE(value))).c_str(); }
+#else
 std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
+#endif
 
 class Encoder {
  public:
@@ -84,16 +89,33 @@ class Encoder {
     head(overflow > 0 ? kUnsigned : kNegative, large);
   }
 
+  // Whether half precision keeps a value that is a number, and its bits there.
+  static bool is_half(double value, std::uint16_t& half) {
+    const auto bits = std::bit_cast<std::uint64_t>(value);
+    const auto sign = static_cast<std::uint16_t>(bits >> 48 & 0x8000);
+    const std::uint64_t fraction = bits & ((std::uint64_t{1} << 52) - 1);
+    const int exponent = static_cast<int>(bits >> 52 & 0x7FF) - 1023;
+    if (bits << 1 == 0 || (exponent == 1024 && fraction == 0)) {
+      half = static_cast<std::uint16_t>(sign | (exponent == 1024 ? 0x7C00 : 0));
+      return true;
+    }
+    if (exponent > 15 || exponent < -24) return false;
+    const bool normal = exponent >= -14;
+    const std::uint64_t digits = normal ? fraction : fraction | std::uint64_t{1} << 52;
+    const int dropped = normal ? 42 : 28 - exponent;
+    if (digits & ((std::uint64_t{1} << dropped) - 1)) return false;
+    half = static_cast<std::uint16_t>(sign | (normal ? (exponent + 15) << 10 : 0) | digits >> dropped);
+    return true;
+  }
+
   // The shortest of half, single and double precision that keeps the value; one form for all NaN.
   void number(double value) {
     if (std::isnan(value)) return byte(0xF9), byte(0x7E), byte(0x00);
-    char packed[4];
-    if (PyFloat_Pack2(value, packed, 0) == 0 && PyFloat_Unpack2(packed, 0) == value) {
+    std::uint16_t half = 0;
+    if (is_half(value, half)) {
       byte(0xF9);
-      out_.append(packed, 2);
-      return;
+      return big_endian(half, 2);
     }
-    PyErr_Clear();
     const float single = static_cast<float>(value);
     if (static_cast<double>(single) == value) {
       byte(0xFA);

@@ -81,3 +81,22 @@ def test_licences_of_what_is_compiled_in_are_packed() -> None:
     assert packed == {"LICENSE", "nanobind.txt", "robin_map.txt"}
     for name in packed - {"LICENSE"}:
         assert "Copyright (c)" in (ROOT / "licenses" / name).read_text("utf-8")
+
+
+# Macros and functions of CPython that its limited API (3.12) lacks, and a binding is tempted to use.
+UNLIMITED = re.compile(r"\bPy\w+_(?:GET_\w+|SET_ITEM|AS_\w+|DATA|KIND|New(?=\(static_cast)|Pack\d|Unpack\d)\b|->tp_\w+")
+
+
+def test_bindings_use_what_wheels_for_later_pythons_have() -> None:
+    """What bind/limited.h stands in for is allowed; all else of that kind is in a branch for Python 3.11."""
+    native = ROOT / "native" / "bind"
+    stands_in = set(re.findall(r"#define (Py\w+)", (native / "limited.h").read_text("utf-8")))
+    assert len(stands_in) == 6
+    found, branches = set(), 0
+    for path in sorted(native.glob("*.cc")):
+        text = path.read_text("utf-8")
+        branches += len(re.findall("^#else$", text, re.MULTILINE))
+        limited = re.sub(r"(#if defined\(Py_LIMITED_API\)\n.*?)#else\n.*?(#endif)", r"\1\2", text, flags=re.DOTALL)
+        found |= {(path.name, name) for name in UNLIMITED.findall(limited) if name not in stands_in}
+    assert branches >= 2
+    assert found == set()
