@@ -9,7 +9,7 @@ from ingot.adapters.evaluate import read_windows, require_window, scored
 from ingot.adapters.generate import positions, require_room, require_vocabulary
 from ingot.adapters.model_source import AnyPath, companions_folder
 from ingot.adapters.options import LoadOptions, Measures, Protocol
-from ingot.adapters.samples import samples_of, seeded
+from ingot.adapters.samples import HELD_OUT, samples_of, seeded
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -17,9 +17,6 @@ from ingot.core.extras import require
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.ops.convert.budget_kl import Kl
 from ingot.stores.table import location_of
-
-# Another one than people choose, so that samples are not those that statistics were taken of.
-_SEED = 0x4B4C
 
 
 class Divergence:
@@ -56,7 +53,7 @@ class Divergence:
         most, count = positions(model), sequences or SAMPLES
         window = LENGTH if most is None else min(LENGTH, most)
         if text is None:
-            with seeded(torch, _SEED):
+            with seeded(torch, HELD_OUT):
                 self._windows = samples_of(torch, model, count, window, Progress(count * window, progress))
         else:
             self._windows = read_windows(load_tokenizer(source), text, Protocol(window, count))

@@ -231,22 +231,38 @@ def scored(
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
     """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    where, limit = location_of(text), protocol.window * protocol.sequences * _BYTES_PER_TOKEN
+    content = read_text(text, protocol.window * protocol.sequences)
+    return cut_windows(tokenizer, content, (protocol.window, protocol.sequences), location_of(text))
+
+
+def read_text(text: AnyPath, tokens: int) -> str:
+    """Return the beginning of a text file, long enough for so many tokens; ``eval.text``: not in UTF-8."""
+    limit = tokens * _BYTES_PER_TOKEN
     data = read_start(text, limit)
     try:
         content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
     except UnicodeDecodeError as error:
-        raise UsageError(f"expected text in UTF-8: {error.reason}", rule="eval.text", where=where) from error
+        raise UsageError(
+            f"expected text in UTF-8: {error.reason}", rule="eval.text", where=location_of(text)
+        ) from error
+    if "\0" in content:
+        raise UsageError("expected text, found a byte of zeros: binary data", rule="eval.text", where=location_of(text))
+    return content
+
+
+def cut_windows(tokenizer: Any, content: str, shape: tuple[int, int], where: str) -> Any:
+    """Return a text's tokens as windows: i64, ``shape`` (length, most) turned; ``eval.text``: fewer than one."""
+    window, sequences = shape
     tokens = tokenizer(content, add_special_tokens=False, verbose=False).input_ids
-    count = min(protocol.sequences, len(tokens) // protocol.window)
+    count = min(sequences, len(tokens) // window)
     if not count:
         raise UsageError(
-            f"expected a text of at least {protocol.window} tokens, found {len(tokens)}; take a smaller window",
+            f"expected a text of at least {window} tokens, found {len(tokens)}; take a smaller window",
             rule="eval.text",
             where=where,
         )
-    windows = require("torch", EXTRA).tensor(tokens[: count * protocol.window])
-    return windows.reshape(count, protocol.window)
+    windows = require("torch", EXTRA).tensor(tokens[: count * window])
+    return windows.reshape(count, window)
 
 
 def require_window(model: Any, window: int) -> None:

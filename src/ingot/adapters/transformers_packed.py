@@ -98,7 +98,7 @@ def put_packed(
     model = attempt(names)
     if not names:
         return Placed(model, set(), [])
-    sites = list(_stand_ins(model))
+    sites = list(stand_ins(model))
     if _lost(model):
         left = {site.tensor.name for site in sites}
         return put_packed(attempt, packed & left, dtype, device, streamed & left)
@@ -126,7 +126,8 @@ def _lost(model: Any) -> bool:
     return parameters or any(buffer.is_meta for buffer in model.buffers())
 
 
-def _stand_ins(model: Any) -> Iterator[StandIn]:
+def stand_ins(model: Any) -> Iterator[StandIn]:
+    """Yield where stand-ins came out in a model, shared ones in each place."""
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             tensor = getattr(parameter, PACKED, None)

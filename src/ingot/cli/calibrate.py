@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import typer
 
-from ingot.adapters.calibration import CalibrateOptions
+from ingot.adapters.calibration import CalibrateOptions, CalibratePlan
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
@@ -24,12 +25,16 @@ def register(app: typer.Typer) -> None:
 
 
 def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Take what a causal model's matrices multiply, by which recipes with a quantizer round; no text is needed.
+    """Take what a model's matrices multiply, by which recipes with a quantizer round; no text is needed.
 
     Needs the extra transformers.
     """
     from ingot.adapters.calibrate import calibrate
 
+    def say(plan: CalibratePlan) -> None:
+        if not quiet:
+            print(f"calibrating takes {plan.told()}", file=sys.stderr)
+
     with progress_bar("calibrating", quiet=quiet or json) as progress:
-        done = calibrate(replace(options, progress=progress))
+        done = calibrate(replace(options, progress=progress, plan=say))
     render(done.report(), json=json, quiet=quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import transformers
 
 import ingot
 from ingot.adapters import calibrate as module
+from ingot.adapters import calibrate_plan
+from ingot.adapters.calibrate_plan import Means
+from ingot.adapters.samples import HELD_OUT, SEEDS, seeded
 from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
 
@@ -38,13 +42,13 @@ def taken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_they_are_those_of_a_plain_computation(model: Path, taken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    own = module._windows
+    own = module.Passes
 
-    def windows(*args: object) -> torch.Tensor:
-        seen.append(own(*args))
-        return seen[0]
+    def passes(model: Any, work: Any, tokens: torch.Tensor, *args: Any) -> Any:
+        seen.append(tokens)
+        return own(model, work, tokens, *args)
 
-    monkeypatch.setattr(module, "_windows", windows)
+    monkeypatch.setattr(module, "Passes", passes)
     ingot.calibrate(model, taken.parent / "again.safetensors", samples=10, length=16, fisher=False)
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
     inputs: list[torch.Tensor] = []
@@ -80,9 +84,9 @@ def test_a_head_has_no_factor_of_its_outputs(model: Path, tmp_path: Path) -> Non
 def test_groups_under_a_ceiling_sum_up_the_same(
     model: Path, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_ram", lambda: 2 * (module._RESERVE + 4 * (96 * 96 + 96 * 96)))
+    monkeypatch.setattr(Means, "room", lambda *_: 80_000)
     report = ingot.calibrate(model, tmp_path / "s.safetensors", samples=10, length=16)
-    assert report.passes > 3
+    assert report.passes > 2
     with ingot.open(tmp_path / "s.safetensors") as found, ingot.open(taken) as whole:
         assert set(found) == set(whole)
         for name in whole:
@@ -90,7 +94,7 @@ def test_groups_under_a_ceiling_sum_up_the_same(
 
 
 def test_no_room_is_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_ram", lambda: 0)
+    monkeypatch.setattr(calibrate_plan, "available_ram", lambda: 0)
     with pytest.raises(IngotError) as refused:
         ingot.calibrate(model, tmp_path / "s.safetensors", samples=2, length=4)
     assert refused.value.rule == "calibrate.ram"
@@ -100,6 +104,20 @@ def test_more_tokens_than_positions_are_refused(model: Path, tmp_path: Path) -> 
     with pytest.raises(IngotError) as refused:
         ingot.calibrate(model, tmp_path / "s.safetensors", length=33)
     assert refused.value.rule == "calibrate.length"
+
+
+def test_nobody_calibrates_on_what_budgets_are_measured_on(model: Path, tmp_path: Path) -> None:
+    """torch takes the lower 32 bits of a seed: no seed that is allowed has those of the windows held out."""
+    with pytest.raises(IngotError) as refused:
+        ingot.calibrate(model, tmp_path / "s.safetensors", seed=SEEDS)
+    assert refused.value.rule == "calibrate.seed"
+    assert HELD_OUT >= SEEDS
+    drawn = []
+    for seed in (HELD_OUT, HELD_OUT - SEEDS, HELD_OUT + 2 * SEEDS):
+        with seeded(torch, seed):
+            drawn.append(torch.randint(1 << 30, (8,)).tolist())
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == drawn[2]
 
 
 def test_damaged_weights_are_refused(model: Path, tmp_path: Path) -> None:

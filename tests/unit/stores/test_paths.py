@@ -19,7 +19,6 @@ WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: stores.table.writ
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
     ("formats/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
-    ("adapters/calibrate.py", "tempfile.TemporaryFile"),  # for second moments that wait for those of other layers
     *(
         ("engine/cluster/pool.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid")
     ),  # pipes of processes

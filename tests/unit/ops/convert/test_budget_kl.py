@@ -214,7 +214,7 @@ def test_a_model_without_statistics_is_calibrated_under_the_same_progress(
     class TakenError(Exception):
         pass
 
-    def take(options: Any) -> None:
+    def take(subject: Any, options: Any, *rest: Any) -> None:
         assert options.progress is print
         raise TakenError
 
