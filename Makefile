@@ -68,9 +68,15 @@ $(VENV).ray/.installed: $(VENV)/.test
 	touch $@
 
 # transformers with folders of ours, unpacked by the packages that pack such. All else their venv finds in that of the tests.
-PEERS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
+PEERS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 hqq==0.2.8.post1 torchao==0.18.0 \
+	optimum-quanto==0.2.7 onnxruntime==1.32.0
+# GPTQModel asks for a newer torch than these, and runs with ours; ztensor 2 reads container 2, its version 1 ours.
+PEERS_ALONE := gptqmodel==7.7.0 defuser==0.0.28 device-smi==0.5.7 logbar==0.4.15 pypcre==0.6.4 tokenicer==0.0.14 \
+	pillow==13.0.0 ztensor==2.1.2
 peers: $(VENV)/.installed $(VENV)/.test $(VENV).peers/.installed
-	INGOT_PEERS=1 HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q --must-run tests/interop/test_peers_in_transformers.py
+	INGOT_PEERS=1 HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q --must-run tests/interop/test_peers_in_transformers.py \
+		tests/interop/test_peers_decode.py
+	HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q --must-run -m '' tests/unit/docs/test_stories.py
 
 $(VENV).peers/.installed: $(VENV)/.test
 	rm -rf $(VENV).peers
@@ -78,6 +84,7 @@ $(VENV).peers/.installed: $(VENV)/.test
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> $$(echo $(VENV).peers/lib/python*/site-packages)/behind.pth
 	$(VENV).peers/bin/python -m pip --disable-pip-version-check --quiet install --no-compile $(PEERS)
+	$(VENV).peers/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --no-build-isolation $(PEERS_ALONE)
 	touch $@
 
 # Cross-built, and run under qemu-user; the script says what it needs.

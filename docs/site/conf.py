@@ -59,7 +59,7 @@ _JOBS = (
 # What leads from the first page to the others, and from the index of spec pages to these.
 _LEADS = {
     "README": (
-        ("Start", ("docs/tour", "docs/choosing", "docs/coming-from", "examples/README")),
+        ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
         ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
         ("Do", _JOBS),
         ("Know", ("docs/containers", "docs/benchmarks", "docs/limits")),

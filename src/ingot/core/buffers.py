@@ -21,6 +21,7 @@ LEAST = 1 << 18
 """Smaller arrays are left to the allocator, which keeps them at hand."""
 # A block may be larger than what is asked for by so much: chunks of one tensor are of one size, but for the last.
 _SLACK = 1.25
+_TOGETHER = 8
 
 
 class Pool:
@@ -100,3 +101,14 @@ def scratch(shape: tuple[int, ...], dtype: Any) -> Array:
         return np.empty(shape, kind)
     array: Array = pool.take(nbytes).view(kind).reshape(shape)
     return array
+
+
+def transposed(matrix: Array) -> Array:
+    """Return a matrix with rows and columns in each other's place, in C order.
+
+    A few rows at a time: rows that are powers of two apart share places in the cache, which has not many of each.
+    """
+    found = np.empty(matrix.shape[::-1], matrix.dtype)
+    for row in range(0, len(matrix), _TOGETHER):
+        found[:, row : row + _TOGETHER] = matrix[row : row + _TOGETHER].T
+    return found

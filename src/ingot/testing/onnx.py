@@ -27,9 +27,11 @@ def outside(name: str, kind: str, shape: Shape, location: str, offset: int, leng
     return tensor(name, kind, shape, None, external_fields(External(location, offset, length)))
 
 
-def value(name: str) -> bytes:
-    """Return a ValueInfoProto that tells a name and no type."""
-    return bytes_field(1, name)
+def value(name: str, kind: str | None = None) -> bytes:
+    """Return a ValueInfoProto that tells a name, and a type of elements where there is one, of any shape."""
+    if kind is None:
+        return bytes_field(1, name)
+    return bytes_field(1, name) + bytes_field(2, bytes_field(1, number_field(1, BY_NAME[kind].code)))
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Graph:
     inputs: Sequence[str] = ("x",)
     outputs: Sequence[str] = ("y",)
     ir_version: int = 10
+    types: Mapping[str, str] = field(default_factory=dict)
     fields: list[bytes] = field(default_factory=list)
 
     def constant(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], kind: str) -> None:
@@ -69,8 +72,8 @@ class Graph:
     def model(self) -> bytes:
         """Return the model's bytes."""
         graph = b"".join(self.fields) + bytes_field(2, "graph")
-        graph += b"".join(bytes_field(11, value(name)) for name in self.inputs)
-        graph += b"".join(bytes_field(12, value(name)) for name in self.outputs)
+        graph += b"".join(bytes_field(11, value(name, self.types.get(name))) for name in self.inputs)
+        graph += b"".join(bytes_field(12, value(name, self.types.get(name))) for name in self.outputs)
         made = number_field(1, self.ir_version) + bytes_field(PRODUCER, "by hand") + bytes_field(GRAPH, graph)
         for domain, version in self.opsets.items():
             made += bytes_field(OPSETS, (bytes_field(1, domain) if domain else b"") + number_field(2, version))

@@ -13,7 +13,7 @@ import numpy as np
 from ingot.codecs.affine.marlin import BLOCK, marlin_codes, marlin_scales
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.core import native
-from ingot.core.buffers import scratch
+from ingot.core.buffers import scratch, transposed
 from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
 from ingot.core.floats import written
 from ingot.errors import CodecError
@@ -131,7 +131,7 @@ class WordRows:
             stored = window.read(slice(first, last), 0, self._groups * size)
             return np.ascontiguousarray(stored).view(kind)
         stored = window.read(slice(0, self._groups), first * size, last * size)
-        return np.ascontiguousarray(np.ascontiguousarray(stored).view(kind).T)
+        return transposed(np.ascontiguousarray(stored).view(kind))
 
     def _repeated(self, window: Windows, first: int, last: int, size: int) -> Array:
         """Return the numbers of every code of some rows, bytes [rows, columns]: all of them recur again and again."""
@@ -169,7 +169,7 @@ class WordRows:
             points = joined_planes(packed, layout.bits)[:, : last - start]
         else:
             points = unpacked(packed, layout.bits, last - start, more=layout.form == GPTQ_V1)
-        return np.ascontiguousarray(points[:, first - start :].T)
+        return transposed(points[:, first - start :])
 
     def float_points(self, first: int, last: int) -> Array:
         """Return the zero points, or the offsets, as the type of the scales has them, as they lie in files."""
