@@ -6,6 +6,7 @@ import threading
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from ingot.core.buffers import LEAST, Pool, recycling, scratch, transposed
 
