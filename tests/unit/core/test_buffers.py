@@ -94,7 +94,9 @@ def test_many_threads_never_share_a_block() -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (7, 5), (8, 8), (129, 33)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 def test_rows_and_columns_change_places(shape: tuple[int, int], dtype: type) -> None:
-    matrix = np.arange(2 * shape[0] * shape[1]).astype(dtype).reshape(shape[0], -1)[:, : shape[1]]  # not in one piece
+    matrix = (
+        np.arange(2 * shape[0] * shape[1]).astype(dtype).reshape(shape[0], 2 * shape[1])[:, : shape[1]]
+    )  # not in one piece
     found = transposed(matrix)
     assert found.flags.c_contiguous
     assert found.dtype == dtype
