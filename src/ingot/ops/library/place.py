@@ -51,7 +51,8 @@ class Place:
             raise self._none("none: `ingot store add` makes one")
         else:
             self._require_empty()
-            self.folder.write(_MARK, _MARKED)
+            with self.folder.using():  # who is alone takes files that are being written for leftovers
+                self.folder.write(_MARK, _MARKED)
 
     def _require_empty(self) -> None:
         """Refuse a folder of somebody else's; of a library that is just being made, some may be there."""
