@@ -213,7 +213,7 @@ def scored(
     torch: Any, model: Any, windows: Any, reference: LoadOptions | None, measures: Measures
 ) -> tuple[Passes, Scores, list[LayerError]]:
     """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
-    rounded = bool(require("ingot.adapters.packed_linear", EXTRA).rounds_inputs(model))
+    rounded = bool(require("ingot.adapters.rounded_inputs", EXTRA).rounds_inputs(model))
     scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
     passes, batches = Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
     progress = Progress(windows.numel(), measures.progress)
@@ -333,7 +333,7 @@ def _score(model: Any, other: Any, batch: Any, passes: Passes, scores: Scores, e
         logits = _timed(model, batch, passes)
     exact = wanted = None
     if scores.rounded:
-        with require("ingot.adapters.packed_linear", EXTRA).unrounded(model):
+        with require("ingot.adapters.rounded_inputs", EXTRA).unrounded(model):
             exact = _timed(model, batch, Passes())
     if other is not None:
         with nullcontext() if errors is None else errors.reference_runs():

@@ -94,16 +94,11 @@ def resolve(
     except BaseException:
         checkpoint.close()
         raise
-    if model_dir is None:
-        folder = _files(translated.checkpoint) or folder
-    return ModelSource(
-        translated.checkpoint,
-        path,
-        folder,
-        location_of(path) if model_dir is None else folder.location,
-        "as stored",
-        "; ".join(filter(None, (why, translated.done, *translated.notes))),
-    )
+    told = "; ".join(filter(None, (why, translated.done, *translated.notes)))
+    if model_dir is not None:
+        return ModelSource(translated.checkpoint, path, folder, folder.location, "as stored", told)
+    files = _files(translated.checkpoint) or folder
+    return ModelSource(translated.checkpoint, path, files, location_of(path), "as stored", told)
 
 
 def _of_tiers(choice: Choice, verify: bool, folder: Store) -> ModelSource:

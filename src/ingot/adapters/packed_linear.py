@@ -6,8 +6,7 @@ This module needs torch to be imported (``core.extras.require`` names the extra)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -336,32 +335,6 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
         put_layer(model, name, layer if device.type == "cpu" else layer.to(device))
         packed.append(f"{name}.weight")
     return packed
-
-
-def round_inputs(model: torch.nn.Module) -> int:
-    """Have the packed linear layers of a model multiply x in 8 bits; return how many there are that do."""
-    layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.matrix.rounds]
-    for layer in layers:
-        layer.rounding = True
-    return len(layers)
-
-
-def rounds_inputs(model: torch.nn.Module) -> bool:
-    """Whether a layer of the model multiplies x in 8 bits."""
-    return any(isinstance(module, PackedLinear) and module.rounding for module in model.modules())
-
-
-@contextmanager
-def unrounded(model: torch.nn.Module) -> Iterator[None]:
-    """Have the layers that multiply x in 8 bits take it as it is, for a while."""
-    layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.rounding]
-    for layer in layers:
-        layer.rounding = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.rounding = True
 
 
 def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:

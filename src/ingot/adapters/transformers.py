@@ -263,7 +263,7 @@ def _round(model: Any, device: Any, where: str) -> None:
         raise UnsupportedError(
             f"expected a CPU to compute in int8 on, found {device}", rule="model.compute", where=where
         )
-    if not require("ingot.adapters.packed_linear", "torch").round_inputs(model):
+    if not require("ingot.adapters.rounded_inputs", "torch").round_inputs(model):
         raise UnsupportedError(
             "expected packed linear layers to compute in int8 with, of codec affine in 2, 3, 4 or 8 bits, groups of "
             "multiples of 32 columns, found none: load the model without compute",

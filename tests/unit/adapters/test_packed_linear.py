@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import ingot
-from ingot.adapters import packed_linear
+from ingot.adapters import packed_linear, rounded_inputs
 from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
@@ -33,12 +33,12 @@ def test_x_in_8_bits_is_what_the_kernels_make_of_it(dtype: torch.dtype) -> None:
         x = torch.randn(2, 7, 96, dtype=dtype)
         with torch.inference_mode():
             plain = layer(x)
-            count = packed_linear.round_inputs(torch.nn.Sequential(layer))
+            count = rounded_inputs.round_inputs(torch.nn.Sequential(layer))
             found = layer(x)
-            with packed_linear.unrounded(layer):
-                assert not packed_linear.rounds_inputs(layer)
+            with rounded_inputs.unrounded(layer):
+                assert not rounded_inputs.rounds_inputs(layer)
                 assert torch.equal(layer(x), plain)
-        assert (count == 1) is packed_linear.rounds_inputs(layer) is layer.matrix.rounds
+        assert (count == 1) is rounded_inputs.rounds_inputs(layer) is layer.matrix.rounds
         if not count:
             assert torch.equal(found, plain)
             continue

@@ -144,25 +144,11 @@ def make(
     resources: Resources,
     hashed: Sequence[Sequence[int]],
 ) -> list[Made]:
-    """Run a task.
+    """Run a task: ``plan`` has its steps alone, ``resources`` are this worker's.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of the task's steps alone.
-    task : Task
-    parts : PartsFile
-        Takes what has no known place, and pieces of steps.
-    places : Places, optional
-        Of the whole plan: where tensors are put that have one.
-    resources : Resources
-        Of this worker.
-    hashed : sequence of sequence of int
-        The points of each step at which values that pass are hashed, but for pieces of one.
-
-    Raises
-    ------
-    CodecError, FormatError, IntegrityError, ResourceError, MissingExtraError
+    ``parts`` takes what has no known place, and pieces of steps; ``places``, those of the whole plan, the tensors that
+    have one. ``hashed`` are the points of each step at which values that pass are hashed, but for pieces of one. Raises
+    ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
     chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
