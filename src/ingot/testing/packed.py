@@ -9,6 +9,8 @@ import numpy as np
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.testing.reference import affine
+from ingot.testing.reference.affine_matmul import Weights
 
 PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
 KINDS = (
@@ -34,3 +36,16 @@ def matrix(params: AffineLayout, rows: int, cols: int, scale_dtype: str = "f16",
     return PackedMatrix(
         params, (rows, cols), packed, scales, rng.normal(3, 1, shape).astype(scales.dtype) if params.zeros else None
     )
+
+
+def weights_of(held: PackedMatrix) -> Weights:
+    """Return the numbers of a matrix as the references of products take them."""
+    rows, cols = held.shape
+    params = held.params
+    codes = affine.unpack(held.packed.reshape(rows, -1), cols, params.bits, msb=False)
+    numbers = affine.values_of(codes, params.bits, signed=params.signed) - np.float32(params.zero_point or 0)
+    group = params.group_size if params.granularity == "group" and params.group_size < cols else None
+    shape = (rows, -1) if group else (-1,)
+    scales = held.scales.astype(np.float32).reshape(shape)
+    zeros = None if held.zeros is None else held.zeros.astype(np.float32).reshape(shape)
+    return Weights(numbers, params.bits, group, scales, zeros, params.offset)

@@ -10,12 +10,11 @@ import pytest
 
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.dtypes import numpy_dtype
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
-from ingot.testing.reference import affine
-from ingot.testing.reference.affine_matmul import Weights, fused, int8, rounded
+from ingot.testing.packed import PLAIN, matrix, weights_of
+from ingot.testing.reference.affine_matmul import fused, int8, rounded
 
-PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
 KINDS = (
     PLAIN,
     replace(PLAIN, grid=Group(64), signed=False, zero=POINTS),
@@ -34,27 +33,12 @@ KINDS = (
 SHAPES = ((1, 5, 1), (2, 9, 130), (4, 66, 1000), (5, 67, 63), (13, 70, 1100), (26, 3, 257))
 
 
-def matrix(params: AffineLayout, rows: int, cols: int, scale_dtype: str) -> PackedMatrix:
-    rng = np.random.default_rng(rows + cols)
-    packed = rng.integers(0, 256, rows * params.row_bytes(cols) + 1, np.uint8)[1:]  # where no word is aligned
-    shape = params.scale_shape(rows, cols)
-    scales = rng.normal(0, 0.01, shape).astype(numpy_dtype(scale_dtype))
-    zeros = rng.normal(3, 2, shape).astype(scales.dtype) if params.zeros else None
-    return PackedMatrix(params, (rows, cols), packed, scales, zeros)
-
-
-def weights_of(held: PackedMatrix) -> Weights:
-    rows, cols = held.shape
-    params = held.params
-    codes = affine.unpack(held.packed.reshape(rows, -1), cols, params.bits, msb=False)
-    numbers = affine.values_of(codes, params.bits, signed=params.signed) - np.float32(params.zero_point or 0)
-    group = params.group_size if params.granularity == "group" and params.group_size < cols else None
-    scales, zeros = (
-        None if every is None else every.astype(np.float32).reshape((rows, -1) if group else (-1,))
-        for every in (held.scales, held.zeros)
-    )
-    assert scales is not None
-    return Weights(numbers, params.bits, group, scales, zeros, params.offset)
+def unaligned(params: AffineLayout, rows: int, cols: int, scale_dtype: str) -> PackedMatrix:
+    """A matrix whose codes lie where no word is aligned."""
+    held = matrix(params, rows, cols, scale_dtype, rows + cols)
+    codes = np.empty(held.packed.size + 1, np.uint8)[1:]
+    codes[:] = held.packed.reshape(-1)
+    return PackedMatrix(params, held.shape, codes, held.scales, held.zeros)
 
 
 def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: int = 1, *, dots: bool = True) -> Array:
@@ -67,7 +51,7 @@ def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: in
 def test_equals_the_reference(params: AffineLayout) -> None:
     for number, (count, rows, cols) in enumerate(SHAPES):
         x_type, scale_type = (("bf16", "f16"), ("f32", "bf16"), ("f16", "f32"))[number % 3]
-        held = matrix(params, rows, cols, scale_type)
+        held = unaligned(params, rows, cols, scale_type)
         rng = np.random.default_rng(number)
         x = rng.normal(0, 1, (count, cols)).astype(numpy_dtype(x_type))
         bias = rng.normal(0, 1, rows).astype(numpy_dtype(scale_type)) if number % 2 else None
@@ -78,7 +62,7 @@ def test_equals_the_reference(params: AffineLayout) -> None:
 
 @pytest.mark.parametrize("params", [KINDS[0], KINDS[6]], ids=str)
 def test_codes_and_x_at_the_ends_of_their_ranges(params: AffineLayout) -> None:
-    held = matrix(params, 20, 64, "f32")
+    held = unaligned(params, 20, 64, "f32")
     for byte in (0x00, 0x7F, 0x80, 0x88, 0xFF, 0x77):
         held.packed[:] = byte
         for sign in (1, -1):
@@ -90,7 +74,7 @@ def test_codes_and_x_at_the_ends_of_their_ranges(params: AffineLayout) -> None:
 
 @pytest.mark.parametrize("params", [KINDS[0], KINDS[2], KINDS[6]], ids=str)
 def test_a_row_among_many_is_what_it_is_alone(params: AffineLayout) -> None:
-    held = matrix(params, 70, 160, "f16")
+    held = unaligned(params, 70, 160, "f16")
     x = np.random.default_rng(8).normal(0, 1, (600, 160)).astype(np.float32)
     every = product(held, x, None, 2)
     for count in (0, 1, 2, 3, 4, 5, 11, 12, 13, 24, 37, 253, 263, 264, 265, 529):
@@ -98,7 +82,7 @@ def test_a_row_among_many_is_what_it_is_alone(params: AffineLayout) -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    held = matrix(KINDS[1], 1000, 512, "bf16")
+    held = unaligned(KINDS[1], 1000, 512, "bf16")
     x = np.random.default_rng(6).normal(0, 1, (30, 512)).astype(np.float32)
     for count in (1, 30):
         alone = product(held, x[:count])
@@ -108,7 +92,7 @@ def test_threads_change_no_bit() -> None:
 
 
 def test_blocks_that_are_nothing_tiny_or_not_finite() -> None:
-    held = matrix(KINDS[0], 20, 160, "f32")
+    held = unaligned(KINDS[0], 20, 160, "f32")
     x = np.random.default_rng(3).normal(0, 1, (6, 160)).astype(np.float32)
     x[0] = 0
     x[1, :32] = 2.0**-120
@@ -126,7 +110,7 @@ def test_blocks_that_are_nothing_tiny_or_not_finite() -> None:
 
 def test_the_error_is_half_a_step_of_each_activation() -> None:
     for params in KINDS:
-        held = matrix(params, 33, 416, "f16")
+        held = unaligned(params, 33, 416, "f16")
         x = np.random.default_rng(4).normal(0, 1, (3, 416)).astype(np.float32)
         dense = np.abs(held.decode(0, 33, "f32").astype(np.float64))
         steps = np.repeat(np.abs(x.reshape(3, -1, 32)).max(-1) / 127, 32, axis=1)
@@ -156,11 +140,11 @@ def test_what_the_kernels_do_not_take() -> None:
         replace(PLAIN, bits=8, zero=Constant(-(2**15) - 1)),
         replace(PLAIN, bits=5),
     ):
-        held = matrix(params, 3, 80, "f16")
+        held = unaligned(params, 3, 80, "f16")
         assert not held.rounds
         with pytest.raises(ValueError, match="expected"):
             product(held, np.ones((1, 80), np.float32))
-    held = matrix(PLAIN, 3, 20, "f16")
+    held = unaligned(PLAIN, 3, 20, "f16")
     x = np.ones((2, 20), np.float32)
     for bad, out, bias in (
         (x[:, :19], np.empty((2, 3), np.float32), None),

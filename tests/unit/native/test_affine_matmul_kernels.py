@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from ingot.codecs.affine.matmul import PackedMatrix, in_blocks, multiplies
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
-from ingot.testing.reference import affine
-from ingot.testing.reference.affine_matmul import Weights, gemm, matmul
+from ingot.testing.packed import PLAIN, matrix, weights_of
+from ingot.testing.reference.affine_matmul import gemm, matmul
 
 TYPES = ("f32", "f16", "bf16")
-PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
 KINDS = (
     PLAIN,
     replace(PLAIN, signed=False, zero=POINTS),
@@ -46,27 +45,6 @@ MANY = (
 )
 
 
-def matrix(seed: int, rows: int, cols: int, params: AffineLayout, scale_dtype: str) -> PackedMatrix:
-    rng = np.random.default_rng(seed)
-    packed = rng.integers(0, 256, rows * params.row_bytes(cols), np.uint8)
-    shape = params.scale_shape(rows, cols)
-    scales = rng.normal(0, 0.01, shape).astype(numpy_dtype(scale_dtype))
-    zeros = rng.normal(3, 2, shape).astype(scales.dtype) if params.zeros else None
-    return PackedMatrix(params, (rows, cols), packed, scales, zeros)
-
-
-def weights_of(held: PackedMatrix) -> Weights:
-    rows, cols = held.shape
-    params = held.params
-    codes = affine.unpack(held.packed.reshape(rows, -1), cols, params.bits, msb=False)
-    numbers = affine.values_of(codes, params.bits, signed=params.signed) - np.float32(params.zero_point or 0)
-    group = params.group_size if params.granularity == "group" and params.group_size < cols else None
-    shape = (rows, -1) if group else (-1,)
-    scales = held.scales.astype(np.float32).reshape(shape)
-    zeros = None if held.zeros is None else held.zeros.astype(np.float32).reshape(shape)
-    return Weights(numbers, params.bits, group, scales, zeros, params.offset)
-
-
 def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: int = 1) -> Array:
     out = np.full((len(x), held.shape[0]), 77, x.dtype)
     held.matmul(x, out, bias, workers)
@@ -77,7 +55,7 @@ def product(held: PackedMatrix, x: Array, bias: Array | None = None, workers: in
 @pytest.mark.parametrize("cols", [1, 8, 63, 128, 200, 2311])
 def test_equals_the_reference(params: AffineLayout, cols: int) -> None:
     for number, (count, rows) in enumerate(((1, 5), (4, 1), (7, 67))):
-        held = matrix(cols, rows, cols, params, TYPES[number])
+        held = matrix(params, rows, cols, TYPES[number], cols)
         rng = np.random.default_rng(number)
         x = rng.normal(0, 1, (count, cols)).astype(numpy_dtype(TYPES[(number + cols) % 3]))
         bias = rng.normal(0, 1, rows).astype(numpy_dtype(TYPES[number])) if number else None
@@ -96,7 +74,7 @@ def test_many_rows_equal_the_reference(params: AffineLayout) -> None:
     shapes = ((1, 5, 1), (9, 67, 63), (34, 3, 257), (7, 65, 300))
     for number, (count, rows, cols) in enumerate(shapes):
         for types in (("bf16", "f16"), ("f16", "f32"), ("f32", "bf16"))[number % 2 :: 2]:
-            held = matrix(cols, rows, cols, params, types[1])
+            held = matrix(params, rows, cols, types[1], cols)
             held.packed = np.frombuffer(b" " + held.packed.tobytes(), np.uint8)[1:]  # where no word is aligned
             held._native = held._open()
             rng = np.random.default_rng(number)
@@ -108,7 +86,7 @@ def test_many_rows_equal_the_reference(params: AffineLayout) -> None:
 
 @pytest.mark.parametrize("value", [1e-40, 2.0**-120, 2.0**120, 3e38])
 def test_many_rows_with_values_at_the_ends_of_the_range(value: float) -> None:
-    held = matrix(2, 40, 96, KINDS[8], "f32")
+    held = matrix(KINDS[8], 40, 96, "f32", 2)
     x = np.random.default_rng(3).normal(0, 1, (20, 96)).astype(numpy_dtype("bf16"))
     x[3, 5:9] = value
     found, wanted = (every.astype(np.float32) for every in (product_of_many(held, x), gemm(x, weights_of(held))))
@@ -117,7 +95,7 @@ def test_many_rows_with_values_at_the_ends_of_the_range(value: float) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "f16"])
 def test_a_row_among_many_is_what_it_is_alone(name: str) -> None:
-    held = matrix(7, 70, 200, PLAIN, "f16")
+    held = matrix(PLAIN, 70, 200, "f16", 7)
     x = np.random.default_rng(8).normal(0, 1, (600, 200)).astype(numpy_dtype(name))
     every = product_of_many(held, x, None, 2)
     for count in (0, 1, 2, 3, 5, 6, 7, 16, 17, 31, 33, 64, 255, 256, 257, 513):
@@ -126,7 +104,7 @@ def test_a_row_among_many_is_what_it_is_alone(name: str) -> None:
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
 def test_is_the_product_with_the_decoded_matrix(params: AffineLayout) -> None:
-    held = matrix(3, 33, 417, params, "f16")
+    held = matrix(params, 33, 417, "f16", 3)
     x = np.random.default_rng(4).normal(0, 1, (3, 417)).astype(np.float32)
     dense = held.decode(0, 33, "f32").astype(np.float64)
     error = np.abs(product(held, x) - x @ dense.T)
@@ -139,7 +117,7 @@ def test_any_shape(data: st.DataObject) -> None:
     rows, cols, count = (data.draw(st.integers(low, high)) for low, high in ((0, 70), (1, 300), (0, 6)))
     if params.granularity == "group":
         params = replace(params, grid=Group(32 // params.bits * data.draw(st.integers(1, 40))))
-    held = matrix(data.draw(st.integers(0, 99)), rows, cols, params, data.draw(st.sampled_from(TYPES)))
+    held = matrix(params, rows, cols, data.draw(st.sampled_from(TYPES)), data.draw(st.integers(0, 99)))
     raw = data.draw(st.binary(min_size=4 * count, max_size=4 * count))
     x = np.resize(np.frombuffer(raw, np.uint8) % 32, (count, cols)).astype(np.float32)  # numbers without NaN
     workers = data.draw(st.integers(1, 3))
@@ -151,7 +129,7 @@ def test_any_shape(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("params", [KINDS[0], KINDS[2], KINDS[8]], ids=str)
 def test_threads_change_no_bit(params: AffineLayout) -> None:
-    held = matrix(5, 1000, 513, params, "bf16")
+    held = matrix(params, 1000, 513, "bf16", 5)
     x = np.random.default_rng(6).normal(0, 1, (5, 513)).astype(np.float32)
     alone = product(held, x)
     for workers in (2, 3, 9):
@@ -160,7 +138,7 @@ def test_threads_change_no_bit(params: AffineLayout) -> None:
 
 
 def test_callers_at_once_do_not_mix() -> None:
-    held = [matrix(seed, 700, 256, KINDS[seed], "f32") for seed in range(4)]
+    held = [matrix(KINDS[seed], 700, 256, "f32", seed) for seed in range(4)]
     x = np.random.default_rng(0).normal(0, 1, (2, 256)).astype(np.float32)
     wanted = [product(one, x).tobytes() for one in held]
     wrong: list[int] = []
@@ -179,7 +157,7 @@ def test_callers_at_once_do_not_mix() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    held = matrix(1, 1000, 512, KINDS[0], "f32")
+    held = matrix(KINDS[0], 1000, 512, "f32", 1)
     x = np.ones((1, 512), np.float32)
     wanted = product(held, x, None, 2).tobytes()
     child = os.fork()
@@ -189,7 +167,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 
 def test_values_that_are_not_finite_stay_in_their_rows() -> None:
-    held = matrix(1, 4, 64, KINDS[0], "f32")
+    held = matrix(KINDS[0], 4, 64, "f32", 1)
     held.scales[2] = np.nan
     x = np.ones((2, 64), np.float32)
     out = product(held, x)
@@ -204,15 +182,15 @@ def test_what_the_kernels_do_not_take() -> None:
     assert not multiplies(replace(PLAIN, packing="rows_msb"), 64)
     assert not multiplies(replace(PLAIN, grid=Group(12)), 64)
     assert not multiplies(PLAIN, 0)
-    held = matrix(0, 3, 20, replace(PLAIN, bits=3), "f16")
+    held = matrix(replace(PLAIN, bits=3), 3, 20, "f16", 0)
     assert (held.direct, held.many) == (False, True)
     with pytest.raises(ValueError, match="expected"):
         product(held, np.ones((1, 20), np.float32))
-    held = matrix(0, 3, 60, replace(PLAIN, grid=Group(40)), "f16")
+    held = matrix(replace(PLAIN, grid=Group(40)), 3, 60, "f16", 0)
     assert (held.direct, held.many) == (True, False)
     with pytest.raises(ValueError, match="expected"):
         product_of_many(held, np.ones((1, 60), np.float32))
-    held = matrix(0, 3, 20, replace(PLAIN, bits=5), "f16")
+    held = matrix(replace(PLAIN, bits=5), 3, 20, "f16", 0)
     assert (held.direct, held.many) == (False, False)
     for call in (product, product_of_many):
         with pytest.raises(ValueError, match="decode"):
@@ -220,7 +198,7 @@ def test_what_the_kernels_do_not_take() -> None:
 
 
 def test_sizes_are_checked_before_anything_is_read() -> None:
-    held = matrix(0, 3, 20, PLAIN, "f16")
+    held = matrix(PLAIN, 3, 20, "f16", 0)
     x = np.ones((2, 20), np.float32)
     for bad, out, bias in (
         (x[:, :19], np.empty((2, 3), np.float32), None),
