@@ -44,7 +44,7 @@ def weights_of(held: PackedMatrix) -> Weights:
     params = held.params
     codes = affine.unpack(held.packed.reshape(rows, -1), cols, params.bits, msb=False)
     numbers = affine.values_of(codes, params.bits, signed=params.signed) - np.float32(params.zero_point or 0)
-    group = params.group_size if params.granularity == "group" and params.group_size < cols else None
+    group = params.group_size if (params.group_size or cols) < cols else None
     shape = (rows, -1) if group else (-1,)
     scales = held.scales.astype(np.float32).reshape(shape)
     zeros = None if held.zeros is None else held.zeros.astype(np.float32).reshape(shape)
