@@ -32,8 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let no test depend on a terminal's width, and skip those with the marker ``models`` where the models are not."""
-    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
+    """Let no test depend on a terminal's width, nor on the cache that a command of another test asked for in this
+    process; skip those with the marker ``models`` where the models are not."""
+    for name in ("COLUMNS", "INGOT_REMOTE_CACHE", "INGOT_REMOTE_CACHE_SIZE"):  # pytest-xdist sets the first in workers
+        os.environ.pop(name, None)
     if item.get_closest_marker("models") and not MODELS.is_dir():
         pytest.skip(_WITHOUT_MODELS)
 
