@@ -150,6 +150,9 @@ class Reader:
         assert at == len(found) or not shown.strip() or not pieces[-1], f"{where}: more than it shows\n{self.printed}"
 
     def same(self, wanted: str, found: str) -> bool:
+        """Whether a word was printed; the lines under heads are as long as what stands below, speeds among it."""
+        if set(wanted) == set(found) == {"─"}:
+            return True
         figures = [re.fullmatch(r"(-?\d+\.\d+)(\D*)", word) for word in (wanted, found)]
         if not self.tolerance or None in figures:
             return wanted == found
