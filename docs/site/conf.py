@@ -96,11 +96,11 @@ def _help(words: list[str]) -> str:
 
 def _commands() -> str:
     """Return every command's help as Markdown, under the headings of ``ingot --help``."""
-    from ingot.cli.commands import COMMANDS, PANEL_OF
+    from ingot.cli.commands import COMMANDS, GROUP_OF
 
     os.environ.update(COLUMNS="82", TERMINAL_WIDTH="82", NO_COLOR="1")
     pages, panel = [], ""
-    for name, own in PANEL_OF.items():
+    for name, own in GROUP_OF.items():
         if own != panel:
             panel = own
             pages.append(f"## {panel}")

@@ -1,4 +1,4 @@
-"""The one table of commands, each imported when it is asked for. A new command is a module and a word here."""
+"""The one table of commands, each imported when it is asked for. A new command is a module and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Commands(Registry[Any]):
         app.callback()(lambda: None)  # or a single command is no group
         target(app)
         command: Any = typer.main.get_group(app).commands[name]
-        command.rich_help_panel = PANEL_OF[name]
+        command.rich_help_panel, command.short_help = GROUP_OF[name], BRIEFLY[name]
         for each in (command, *getattr(command, "commands", {}).values()):
             convert_lightly(each)
             help_briefly(each)
@@ -64,33 +64,47 @@ def _is_right(annotation: Any, value: Any) -> bool:
     return annotation == list[str] and type(value) in (list, tuple) and all(type(item) is str for item in value)
 
 
-# By the panel of ``ingot --help``, in the order shown there: each command's module.
-_PANELS = {
-    "Convert": {
-        "demo": "demo",
-        "convert": "convert",
-        "matrix": "matrix",
-        "calibrate": "calibrate",
-        "run-plan": "run_plan",
-        "int4": "int4",
-        "recipes": "catalog",
-    },
-    "Look": {
-        "inspect": "inspect",
-        "verify": "verify",
-        "seal": "seal",
-        "compare": "compare",
-        "report": "report",
-        "formats": "catalog",
-        "codecs": "catalog",
-        "doctor": "doctor",
-    },
-    "Deltas": {"diff": "diff", "patch": "patch", "store": "store"},
-    "Run": {"generate": "generate", "eval": "eval", "cache": "cache"},
-    "Targets": {"plan": "plan", "kernel": "kernel", "lut": "lut", "extract": "extract"},
+# By the group of ``ingot --help``, in the order shown there: each command, its module, and what it is for in a line.
+_GROUPS = {
+    "Convert": (
+        ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
+        ("convert", "convert", "Convert a checkpoint, by a recipe or as it is"),
+        ("matrix", "matrix", "Show what a conversion to each format would keep"),
+        ("calibrate", "calibrate", "Take a model's statistics, by which recipes round better"),
+        ("run-plan", "run_plan", "Carry out a plan of `ingot convert --plan-out`"),
+        ("int4", "int4", "Add four-bit forms to a Squish directory, in place"),
+        ("recipes", "catalog", "List the preset recipes, or print one as TOML"),
+    ),
+    "Look": (
+        ("inspect", "inspect", "Show tensors, sizes, codecs, totals, from headers alone"),
+        ("verify", "verify", "Check that a checkpoint is whole: digests, every tensor"),
+        ("seal", "seal", "Write digests beside files that have none"),
+        ("compare", "compare", "Compare two checkpoints tensor by tensor, worst first"),
+        ("report", "report", "Make a page for the browser: what A has, how far B is"),
+        ("formats", "catalog", "List the formats, and the codecs that each carries"),
+        ("codecs", "catalog", "List the codecs, and the formats that carry them"),
+        ("doctor", "doctor", "Say what this installation has, and what is missing"),
+    ),
+    "Deltas": (
+        ("diff", "diff", "Store what turns a base into a fine-tune"),
+        ("patch", "patch", "Turn a base into a fine-tune, by one delta or several"),
+        ("store", "store", "Keep many models in one place, each tensor once"),
+    ),
+    "Run": (
+        ("generate", "generate", "Continue a prompt, and say what it took"),
+        ("eval", "eval", "Measure perplexity, speed, memory; KL to a reference"),
+        ("cache", "cache", "Show, build or drop forms of a Squish directory"),
+    ),
+    "Targets": (
+        ("plan", "plan", "Say what runs on an Apple Neural Engine, and its cost"),
+        ("kernel", "kernel", "Pack a weight for an Apple Neural Engine"),
+        ("lut", "lut", "Build an activation table for an Apple Neural Engine"),
+        ("extract", "extract", "Take out a draft head, a Core ML package; make one"),
+    ),
 }
-PANEL_OF = {name: panel for panel, modules in _PANELS.items() for name in modules}
+GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
+BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
 COMMANDS = Commands(
     "command",
-    tuple((name, f"ingot.cli.{module}:register") for modules in _PANELS.values() for name, module in modules.items()),
+    tuple((name, f"ingot.cli.{module}:register") for rows in _GROUPS.values() for name, module, _ in rows),
 )

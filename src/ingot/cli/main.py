@@ -25,7 +25,7 @@ from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.help import without_types
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
-from ingot.cli.welcome import welcome
+from ingot.cli.welcome import overview, welcome
 from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, printable
 
@@ -49,6 +49,11 @@ class _Commands(TyperGroup):
             ctx.exit()
         return super().parse_args(ctx, args)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Tell of every command in a line, on a screen, and import none."""
+        lines = overview(self.collect_usage_pieces(ctx), self.help or "", self.get_params(ctx))
+        formatter.write("".join(f"{text}\n" for text in lines))
+
     def invoke(self, ctx: Any) -> Any:
         with reader_may_leave():
             return super().invoke(ctx)
@@ -57,7 +62,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="ingot",
     cls=_Commands,
-    help="Model weights, smaller, elsewhere, and provably the same: convert, check, compare, patch, plan and run.",
+    help="Model weights, smaller, elsewhere, and provably the same.",
     pretty_exceptions_enable=False,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -82,7 +87,7 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     cache_folder: Annotated[
         str | None,
-        typer.Option("--cache", metavar="DIR|off", help="Keep ranges of files of other machines in this folder."),
+        typer.Option("--cache", metavar="DIR|off", help="Keep ranges of remote files in this folder."),
     ] = None,
     cache_size: Annotated[
         str | None, typer.Option("--cache-size", metavar="SIZE", help="The most bytes kept there, such as 20GiB.")

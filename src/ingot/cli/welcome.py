@@ -1,7 +1,12 @@
-"""What ``ingot`` prints without arguments: README's six jobs, a command for each."""
+"""What ``ingot`` prints without arguments, README's six jobs, and with ``--help``: a line for every command."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from ingot.cli.commands import BRIEFLY, GROUP_OF
 from ingot.cli.tables import line
 
 JOBS = {
@@ -20,3 +25,17 @@ def welcome() -> None:
         line(f"{job}:")
         line(f"  {command}")
     line("All commands: ingot --help")
+
+
+def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Iterator[str]:
+    """Yield the lines of ``ingot --help``, a screen of them: commands by group, then the options before a command."""
+    yield f"Usage: ingot {' '.join(usage)}"
+    yield about
+    for group, names in groupby(GROUP_OF, GROUP_OF.__getitem__):
+        yield ""
+        for place, name in enumerate(names):
+            yield f"{'' if place else group:<8} {name:<10} {BRIEFLY[name]}"
+    yield ""
+    for place, option in enumerate(parameters):
+        flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
+        yield f"{'' if place else 'Options':<8} {flag:<20} {option.help.partition(',')[0].rstrip('.')}"
