@@ -3,17 +3,21 @@
     python bench/quality.py MODEL --text heldout.txt    a table; ten minutes for 8 M weights
 
 Only matrices of attention and feed-forward networks are rounded. "Bits" are those of these matrices as stored, codes
-and scales. Statistics are of samples of the model, unless `--statistics` has some.
+and scales; of K-quants and IQ4_XS those of matrices whose columns 256 divides, the type for others in brackets.
+Statistics are of samples of the model, unless `--statistics` has some.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import ingot
+from ingot.adapters.options import Protocol
 from ingot.recipes.load import parse_recipe
 
 RULE = """
@@ -21,21 +25,73 @@ RULE = """
 roles = ["attention", "mlp"]
 min_ndim = 2
 min_size = 4096
+cols_multiple_of = {multiple}
 codec = "{codec}"
 options = {options}
 {quantizer}
 """
-Q4_0 = '{ type = "q4_0" }'
+
+
+class Row(NamedTuple):
+    """A grid, the bits of its matrices as stored, and rules: those for columns that 256 divides come first."""
+
+    label: str
+    bits: float
+    codec: str
+    options: str
+    quantizer: str = ""
+    large: str = ""  # the type of blocks of 256 columns
+
+    def recipe(self) -> str:
+        more = f'quantizer = "{self.quantizer}"' if self.quantizer else ""
+        rules = [(256, "ggml_blocks", f'{{ type = "{self.large}" }}')] if self.large else []
+        rules.append((1, self.codec, self.options))
+        return "".join(
+            RULE.format(multiple=multiple, codec=codec, options=options, quantizer=more)
+            for multiple, codec, options in rules
+        )
+
+
+def blocks(kind: str, more: str = "") -> str:
+    return f'{{ type = "{kind}"{more} }}'
+
+
+def integers(bits: int, group: int, more: str = "") -> str:
+    return f"{{ bits = {bits}, group = {group}{more} }}"
+
+
+ASIDE, OFFSET, ORDER = ", symmetric = false", ', zero_kind = "offset"', ", act_order = true"
+WAYS = ("importance", "gptq", "two-sided")
 ROWS = [
-    ("Q4_0 by search", 4.5, "ggml_blocks", Q4_0, ""),
-    ("INT4 symmetric, groups of 32, least squares", 4.5, "affine", '{ bits = 4, group = 32, quantizer = "mse" }', ""),
-    *(("Q4_0", 4.5, "ggml_blocks", Q4_0, quantizer) for quantizer in ("importance", "gptq", "two-sided")),
-    ("table, groups of 32", 4.5, "scaled_codebook", "{ bits = 4, group = 32 }", "two-sided"),
+    Row("Q4_0 by search", 4.5, "ggml_blocks", blocks("q4_0")),
+    Row("INT4 symmetric, groups of 32, least squares", 4.5, "affine", integers(4, 32, ', quantizer = "mse"')),
+    *(Row("Q4_0", 4.5, "ggml_blocks", blocks("q4_0"), way) for way in WAYS),
+    *(Row("Q4_0, act_order", 4.5, "ggml_blocks", blocks("q4_0", ORDER), way) for way in WAYS[1:]),
+    Row("INT4 with points, groups of 64, least squares", 4.5, "affine", integers(4, 64, ', quantizer = "mse"' + ASIDE)),
+    *(Row("INT4 with points, groups of 64", 4.5, "affine", integers(4, 64, ASIDE), way) for way in WAYS),
+    *(Row("INT4 with offsets, groups of 64", 4.5, "affine", integers(4, 64, OFFSET), way) for way in WAYS[2:]),
+    *(Row("INT3 with points, groups of 64", 3.5, "affine", integers(3, 64, ASIDE), way) for way in WAYS),
     *(
-        (f"table of {n} bits, groups of 96", n + 1 / 6, "scaled_codebook", f"{{ bits = {n}, group = 96 }}", "two-sided")
+        Row(f"{kind.upper()}", bits, "ggml_blocks", blocks(kind), way)
+        for kind, bits in (("iq4_nl", 4.5), ("q4_1", 5.0), ("q5_0", 5.5), ("q5_1", 6.0))
+        for way in ("", *WAYS)
+    ),
+    *(
+        Row(f"{large.upper()} ({kind.upper()})", bits, "ggml_blocks", blocks(kind), way, large)
+        for large, kind, bits in (
+            ("q2_k", "iq4_nl", 2.625),
+            ("q3_k", "iq4_nl", 3.4375),
+            ("iq4_xs", "iq4_nl", 4.25),
+            ("q4_k", "q5_0", 4.5),
+        )
+        for way in ("", *WAYS)
+    ),
+    Row("table, groups of 32", 4.5, "scaled_codebook", integers(4, 32), "two-sided"),
+    *(
+        Row(f"table of {n} bits, groups of 96", n + 1 / 6, "scaled_codebook", integers(n, 96), "two-sided")
         for n in (4, 3, 2)
     ),
-]  # fmt: skip
+]
 
 
 def main() -> None:
@@ -43,25 +99,29 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--statistics", type=Path)
+    parser.add_argument("--only", help="a pattern: rows whose grid and quantizer it finds")
+    parser.add_argument("--sequences", type=int, default=96, help="windows of the text")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     given = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as name:
-        folder, statistics = Path(name), given.statistics
+        folder, statistics, read = Path(name), given.statistics, Protocol(sequences=given.sequences)
         if statistics is None:
             statistics = folder / "statistics.safetensors"
             ingot.calibrate(given.model, statistics)
         print(f"{'grid':48} {'quantizer':12} {'bits':>6} {'KL':>9} {'perplexity':>11}", flush=True)
-        for label, bits, codec, options, quantizer in ROWS:
-            text = RULE.format(
-                codec=codec, options=options, quantizer=f'quantizer = "{quantizer}"' if quantizer else ""
-            )
-            recipe, target = parse_recipe(text, where="bench/quality.py"), folder / "model"
-            more = {"calibration": statistics} if quantizer else {}
+        for row in ROWS:
+            if given.only and not re.search(given.only, f"{row.label} {row.quantizer}"):
+                continue
+            recipe, target = parse_recipe(row.recipe(), where="bench/quality.py"), folder / "model"
+            more = {"calibration": statistics} if row.quantizer else {}
             ingot.convert(given.model, target, recipe, overwrite=True, **more)
-            scored = ingot.evaluate(target, given.text, reference=given.model)
-            print(f"{label:48} {quantizer:12} {bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}", flush=True)
-            found.append({"grid": label, "quantizer": quantizer, "bits": bits, "kl": scored.kl})
+            scored = ingot.evaluate(target, given.text, reference=given.model, protocol=read)
+            print(
+                f"{row.label:48} {row.quantizer:12} {row.bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}",
+                flush=True,
+            )
+            found.append({"grid": row.label, "quantizer": row.quantizer, "bits": row.bits, "kl": scored.kl})
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

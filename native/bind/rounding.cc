@@ -1,8 +1,10 @@
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
 #include "core/rounding.h"
 
 #include <initializer_list>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,8 @@ struct PyGrid {
   ingot::Grid grid;
 
   PyGrid(const PyGrid&) = delete;  // the grid points at the levels
-  PyGrid(const In<float>& entries, bool uniform, std::string_view zeros, bool turned, std::string_view scales)
+  PyGrid(const In<float>& entries, bool uniform, std::string_view zeros, bool turned, std::string_view scales,
+         std::tuple<float, float, float> steps)
       : levels(entries.data(), entries.data() + entries.size()) {
     require(levels.size() >= 2 && levels.size() <= ingot::kMostLevels && (levels.size() & (levels.size() - 1)) == 0,
             "expected 2^bits levels");
@@ -31,7 +34,8 @@ struct PyGrid {
       require(uniform ? levels[i] == levels[i - 1] + 1 : levels[i] >= levels[i - 1], "expected levels that ascend");
     require(zeros == "none" || zeros == "points" || zeros == "offsets", "expected zeros none, points or offsets");
     require(zeros != "points" || uniform, "expected integers beside zero points");
-    grid = {levels.data(), levels.size(), uniform, zeros == "offsets", turned, float_type(scales)};
+    const auto [low, high, minimum] = steps;
+    grid = {levels.data(), levels.size(), uniform, zeros == "offsets", turned, float_type(scales), low, high, minimum};
   }
 };
 
@@ -68,14 +72,23 @@ std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, 
                                        found.shape(1));
 }
 
+// Of scales and offsets that are integers times a unit.
+struct Units {
+  std::optional<OutMatrix> scales, zeros;
+};
+
 ingot::Rounded rounded(const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
-                       const std::optional<Matrix>& zeros) {
+                       const std::optional<OutMatrix>& zeros, const Units& units = {}) {
   const std::size_t count = scales.shape(1);
   require(scales.shape(0) == codes.shape(0) && groups.size() == codes.shape(1), "expected a group for every column");
-  require(!zeros || (zeros->shape(0) == scales.shape(0) && zeros->shape(1) == count), "expected a zero per scale");
+  for (const std::optional<OutMatrix>* each : {&zeros, &units.scales, &units.zeros})
+    require(!*each || ((*each)->shape(0) == scales.shape(0) && (*each)->shape(1) == count), "expected a zero, a unit per scale");
+  require(!units.zeros || zeros, "expected units of zeros that are there");
   for (std::size_t i = 0; i < groups.size(); ++i)
     require(groups.data()[i] >= 0 && static_cast<std::size_t>(groups.data()[i]) < count, "expected numbers of groups");
-  return {codes.shape(0), codes.shape(1), count, groups.data(), codes.data(), scales.data(), zeros ? zeros->data() : nullptr};
+  const auto data = [](const std::optional<OutMatrix>& array) { return array ? array->data() : nullptr; };
+  return {codes.shape(0), codes.shape(1), count,        groups.data(),      codes.data(),
+          scales.data(),  data(zeros),    data(units.scales), data(units.zeros)};
 }
 
 bool alike(const OutCodes& codes, std::initializer_list<std::pair<std::size_t, std::size_t>> shapes) {
@@ -89,7 +102,7 @@ void require_codes(const ingot::Rounded& to, const PyGrid& grid) {
 }
 
 void nearest(const PyGrid& grid, const Matrix& values, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
-             const std::optional<Matrix>& zeros) {
+             const std::optional<OutMatrix>& zeros) {
   require(alike(codes, {{values.shape(0), values.shape(1)}}), "expected matrices of one shape");
   const ingot::Rounded to = rounded(codes, groups, scales, zeros);
   nb::gil_scoped_release release;
@@ -98,7 +111,7 @@ void nearest(const PyGrid& grid, const Matrix& values, const OutCodes& codes, co
 
 void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, const Matrix& wanted, const OutMatrix& targets,
               const Matrix& factor, const OutMatrix& errors, const OutCodes& codes, const Groups& groups,
-              const OutMatrix& scales, const std::optional<Matrix>& zeros) {
+              const OutMatrix& scales, const std::optional<OutMatrix>& zeros) {
   require(alike(codes, {{wanted.shape(0), wanted.shape(1)}, {targets.shape(0), targets.shape(1)},
                         {errors.shape(0), errors.shape(1)}}), "expected matrices of one shape");
   require(factor.shape(0) == codes.shape(1) && factor.shape(1) == codes.shape(1), "expected a square factor");
@@ -111,13 +124,14 @@ void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, c
 
 void descend(const PyGrid& grid, const Matrix& inputs, const Matrix& outputs, const Matrix& gradient, const OutMatrix& product,
              bool refit, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
-             const std::optional<Matrix>& zeros) {
+             const std::optional<OutMatrix>& zeros, const std::optional<OutMatrix>& units,
+             const std::optional<OutMatrix>& zero_units) {
   const std::size_t rows = codes.shape(0), cols = codes.shape(1);
   require(inputs.shape(0) == cols && inputs.shape(1) == cols && outputs.shape(0) == rows && outputs.shape(1) == rows,
           "expected factors of the block's columns and rows");
   require(alike(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)}}),
           "expected matrices of one shape");
-  const ingot::Rounded to = rounded(codes, groups, scales, zeros);
+  const ingot::Rounded to = rounded(codes, groups, scales, zeros, {units, zero_units});
   require_codes(to, grid);
   nb::gil_scoped_release release;
   INGOT_KERNEL(rounding_descend)(grid.grid, to, {inputs.data(), outputs.data(), gradient.data(), product.data(), refit});
@@ -129,8 +143,9 @@ void bind_rounding(nb::module_& m) {
   const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
   const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
   nb::class_<PyGrid>(m, "RoundingGrid", "The levels that codes stand for, and the type of the scales that multiply them.")
-      .def(nb::init<const In<float>&, bool, std::string_view, bool, std::string_view>(), array("levels"), nb::arg("uniform"),
-           nb::arg("zeros"), nb::arg("turned"), nb::arg("scales"));
+      .def(nb::init<const In<float>&, bool, std::string_view, bool, std::string_view, std::tuple<float, float, float>>(),
+           array("levels"), nb::arg("uniform"), nb::arg("zeros"), nb::arg("turned"), nb::arg("scales"),
+           nb::arg("steps") = std::make_tuple(0.0f, 0.0f, 0.0f));
   define(m, "matrix_multiply", &multiply, array("a"), array("b"), array("out"), "out = a @ b in f32, sums in one order.");
   define(m, "matrix_multiply_add", &multiply_add, array("a"), array("b"), array("out"), nb::arg("first"), nb::arg("last"),
          nb::arg("to"), nb::arg("count"), "out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count].");
@@ -145,5 +160,6 @@ void bind_rounding(nb::module_& m) {
          "Round columns one after the other, each error added to the targets of the next.");
   define(m, "rounding_descend", &descend, nb::arg("grid"), array("inputs"), array("outputs"), array("gradient"),
          array("product"), nb::arg("refit"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
-         "Move each code of a block of rows to the least of the error under two factors, and its groups' scales.");
+         maybe("units") = nb::none(), maybe("zero_units") = nb::none(),
+         "Move each code of a block of rows to the least of the error under two factors, and its groups' scales and zeros.");
 }

@@ -1,6 +1,7 @@
 // The block types of ggml that GGUF files have (spec/gguf.md): how many elements and bytes a block has.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "core/dtype.h"
@@ -26,6 +27,14 @@ struct GgmlBlock {
 struct GgmlTarget {
   void* out;
   Dtype type;
+};
+
+// What blocks are put together from: their own scale and minimum as bits of f16, integers that multiply these for each group
+// of a block that has several, and a code for each element.
+struct GgmlNumbers {
+  const std::uint16_t *d, *least;
+  const float *steps, *minimums;
+  const std::uint8_t* codes;
 };
 
 // In the order of Ggml.

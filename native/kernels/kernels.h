@@ -48,6 +48,7 @@
                                const EntropyShape& shape, void* out, std::uint8_t* scratch, std::size_t* bad);        \
   bool ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const std::int8_t* grid,                     \
                    const GgmlTarget& to);                                                                             \
+  bool ggml_compose(Ggml type, const GgmlNumbers& from, std::size_t count, std::uint8_t* out);                        \
   void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales, const std::uint8_t* minima,        \
                  std::size_t count, std::uint8_t* out);                                                               \
   void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint8_t* codes, std::uint8_t* scales,   \

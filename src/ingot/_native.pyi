@@ -174,6 +174,15 @@ def ggml_encode(
     type: str, values: Array, dtype: str, importance: Array | None, search: bool, blocks: Array
 ) -> tuple[int, int]: ...
 def ggml_pack(type: str, codes: Array, scales: Array, minima: Array | None, blocks: Array) -> None: ...
+def ggml_compose(
+    type: str,
+    codes: Array,
+    d: Array,
+    least: Array | None,
+    steps: Array | None,
+    minimums: Array | None,
+    blocks: Array,
+) -> None: ...
 def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Array | None) -> None: ...
 def words_turn(
     in_: Array, start: int, stride: int, rows: int, cols: int, out: Array, out_start: int, out_stride: int
@@ -202,7 +211,15 @@ def palette_unpack(packed: Array, bits: int, out: Array) -> None: ...
 def palette_pack(codes: Array, bits: int, out: Array) -> None: ...
 
 class RoundingGrid:
-    def __init__(self, levels: Array, uniform: bool, zeros: str, turned: bool, scales: str) -> None: ...
+    def __init__(
+        self,
+        levels: Array,
+        uniform: bool,
+        zeros: str,
+        turned: bool,
+        scales: str,
+        steps: tuple[float, float, float] = ...,
+    ) -> None: ...
 
 def matrix_multiply(a: Array, b: Array, out: Array) -> None: ...
 def matrix_multiply_add(a: Array, b: Array, out: Array, first: int, last: int, to: int, count: int) -> None: ...
@@ -243,6 +260,8 @@ def rounding_descend(
     groups: Array,
     scales: Array,
     zeros: Array | None,
+    units: Array | None = ...,
+    zero_units: Array | None = ...,
 ) -> None: ...
 def palette_count(
     values: Array, dtype: str, cols: int, importance: Array | None, exponent: int, weights: Array, sums: Array | None

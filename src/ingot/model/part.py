@@ -53,6 +53,9 @@ class Part:
     by_chunks : bool
         Readers check each chunk that they touch before they hand out bytes of it, and nothing at their end: for those
         who read a range. By default they check the whole, at its end.
+    integers : (int, int) or None
+        What numbers that are made as they are read are known to be before: integers from the first to the last. Who
+        has to know no more need not read them.
     keeps : bool
         Stored bytes, once read as a whole and checked, are kept with the part: the same memory for whoever asks again.
     """
@@ -71,6 +74,7 @@ class Part:
     verify: bool = True
     occupies: int | None = None
     by_chunks: bool = field(default=False, repr=False)
+    integers: tuple[int, int] | None = None
     keeps: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
     _proven: set[int] = field(default_factory=set, repr=False)

@@ -151,6 +151,11 @@ def figures_of(report: Any, *computed: str) -> list[Figure]:
     return [Figure(name, getattr(report, name), kind) for name, kind in kinds.items()]
 
 
+def data_of(item: Any) -> dict[str, Any]:
+    """Return the figures of a report object as programs get them where it is nested in another."""
+    return {figure.name: figure.value for figure in figures_of(item)}
+
+
 def table_of(name: str, items: Iterable[Any], kind: type[Any], heads: Mapping[str, str] | None = None) -> Table:
     """Return dataclasses of one kind as a table with a column for each field; ``heads`` name those that people get."""
     heads = heads or {}

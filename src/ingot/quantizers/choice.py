@@ -1,7 +1,7 @@
 """What a recipe's rule asks of a quantizer: which grid, and in which layout its numbers are held until they are stored.
 
-Numbers are held as the affine family's integers or as a scaled codebook; containers repack these exactly, blocks of
-ggml's too.
+Numbers are held as the affine family's integers, as a scaled codebook or as ggml's blocks; containers repack these
+exactly.
 """
 
 from __future__ import annotations
@@ -10,33 +10,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.errors import UsageError
-from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, SCALE_DTYPES, AffineLayout
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
+from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
+from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.affine import Group as Columns
-from ingot.model.layouts.ggml import GgmlBlocksLayout
+from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.quantizers.grid import Grid
-from ingot.quantizers.rounding import QUANTIZERS
+from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
+from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid
+from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS
 
-_BLOCK = 32  # columns of ggml's plain blocks
-_BLOCKS = {"q4_0": 4, "q8_0": 8}
 _TABLE_BITS = (2, 3, 4)
 _MOST_GROUP = 1 << 20
+_PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
+_ORDER = "act_order"
+
+Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A quantizer and a grid."""
+    """A quantizer and a grid; ``block`` is the type of ggml's blocks that numbers are held in, if they are."""
 
     quantizer: str
     grid: Grid
+    block: str | None = None
+    act_order: bool = False
 
-    def layout(self, dtype: str) -> AffineLayout | ScaledCodebookLayout:
+    @property
+    def points(self) -> tuple[int, int] | None:
+        """What zero points are between, where there are any."""
+        return (0, (1 << self.grid.bits) - 1) if self.grid.zeros == POINTS else None
+
+    def require_columns(self, cols: int, where: str) -> None:
+        """Refuse a matrix whose rows are not whole blocks: ``UnsupportedError`` ``ggml_blocks.columns``."""
+        if self.block is not None and cols % TYPES[self.block].elements:
+            raise UnsupportedError(
+                f"expected columns that {TYPES[self.block].elements} divides for {self.block}, found {cols}; let the "
+                "rule ask for cols_multiple_of, and another one take what is left",
+                rule="ggml_blocks.columns",
+                where=where,
+            )
+
+    def layout(self, dtype: str) -> Held:
         """Return how the numbers of a tensor of this element type are held."""
         grid = self.grid
+        if self.block is not None:
+            return GgmlBlocksLayout(self.block)
         if grid.learnt:
             return ScaledCodebookLayout(grid.bits, Columns(grid.group), dtype, "f16", grid.scales)
-        return AffineLayout(grid.bits, Columns(grid.group), ROWS_LSB, True, NO_ZERO, dtype, grid.scales)
+        signed = grid.zeros == NONE
+        return AffineLayout(grid.bits, Columns(grid.group), ROWS_LSB, signed, _PARTS[grid.zeros], dtype, grid.scales)
 
 
 def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
@@ -47,8 +72,9 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     quantizer : str
         ``importance``, ``gptq`` or ``two-sided``.
     codec : str
-        ``affine``: integers, options ``bits`` (2 to 8), ``group`` and ``scales``. ``scaled_codebook``: a learnt table,
-        options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option ``type``, ``q4_0`` or ``q8_0``.
+        ``affine``: integers, options ``bits`` (2 to 8), ``group``, ``scales``, ``symmetric`` and ``zero_kind``.
+        ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
+        ``type``. All but ``importance`` have ``act_order``.
 
     Raises
     ------
@@ -57,18 +83,23 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     """
     if quantizer not in QUANTIZERS:
         raise _wrong(f"quantizer {', '.join(QUANTIZERS)}", quantizer)
+    name, left = str(quantizer), dict(options)
+    order = _boolean(left, _ORDER, default=False)
+    if order and name == IMPORTANCE:
+        raise _wrong(f"no {_ORDER} with quantizer {IMPORTANCE}, which feeds nothing back", order)
     if codec == GgmlBlocksLayout.codec:
-        _require_known(options, ("type",))
-        kind = options.get("type")
-        if kind not in _BLOCKS:
-            raise _wrong(f"type {' or '.join(_BLOCKS)} for a quantizer", kind)
-        return Asked(str(quantizer), Grid(_BLOCKS[kind], _BLOCK))
+        _require_known(left, ("type",))
+        kind = left.get("type")
+        if not isinstance(kind, str) or kind not in GRIDS:
+            raise _wrong(f"type {', '.join(GRIDS)} for a quantizer", kind)
+        return Asked(name, GRIDS[kind], None if kind in AS_INTEGERS else kind, order)
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
         known = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec)
         raise _wrong(f"codec {', '.join(known)} for a quantizer", codec)
-    _require_known(options, ("bits", "group", "scales"))
-    bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
+    zeros = NONE if learnt else _zeros(left)
+    _require_known(left, ("bits", "group", "scales"))
+    bits, group, scales = left.get("bits", 4), left.get("group", 64), left.get("scales", "f16")
     few = _TABLE_BITS if learnt else tuple(range(2, 9))
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in few:
         raise _wrong(f"bits from {few[0]} to {few[-1]}", bits)
@@ -76,7 +107,25 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
         raise _wrong(f"group from 1 to {_MOST_GROUP} columns", group)
     if scales not in SCALE_DTYPES:
         raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)
-    return Asked(str(quantizer), Grid(bits, group, scales, learnt))
+    return Asked(name, Grid(bits, group, scales, learnt, zeros), act_order=order)
+
+
+def _zeros(options: dict[str, Any]) -> str:
+    """Take what options say of zeros, as codec ``affine`` has them: offsets are never symmetric."""
+    kind = options.pop("zero_kind", "point")
+    if kind not in ("point", "offset"):
+        raise _wrong("zero_kind point or offset", kind)
+    symmetric = _boolean(options, "symmetric", default=kind == "point")
+    if symmetric and kind == "offset":
+        raise _wrong("symmetric false for zero_kind offset", symmetric)
+    return NONE if symmetric else OFFSETS if kind == "offset" else POINTS
+
+
+def _boolean(options: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = options.pop(key, default)
+    if not isinstance(value, bool):
+        raise _wrong(f"{key} true or false", value)
+    return value
 
 
 def _require_known(options: Mapping[str, Any], known: tuple[str, ...]) -> None:

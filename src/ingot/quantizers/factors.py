@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,12 +31,18 @@ class Factors:
     scale : float
         What A and G were divided by: half of ``scale * tr(G D A D^T)`` is a divergence in nats a token where both are
         known.
+    damping : float
+        What was added to the diagonal of A, as a share of its mean.
+    dead : int
+        Columns whose input was 0 for every token: nothing but the damping weighs their errors.
     """
 
     inputs: Array
     outputs: Array | None
     weights: Array
     scale: float = 1.0
+    damping: float = 0.0
+    dead: int = 0
 
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
@@ -47,11 +54,12 @@ def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factor
     if inputs is None:
         inputs = np.diag(statistics.diagonal)
     damped, scale = _damped(inputs, damping)
+    dead = int(np.count_nonzero(statistics.diagonal == 0))
     weights, outputs = np.ascontiguousarray(damped.diagonal()), statistics.outputs
     if outputs is None:
-        return Factors(damped, None, weights, scale)
+        return Factors(damped, None, weights, scale, damping, dead)
     of_outputs, more = _damped(outputs, damping)
-    return Factors(damped, of_outputs, weights, scale * more)
+    return Factors(damped, of_outputs, weights, scale * more, damping, dead)
 
 
 def no_factors(cols: int) -> Factors:
@@ -59,25 +67,37 @@ def no_factors(cols: int) -> Factors:
     return Factors(np.eye(cols, dtype=np.float32), None, np.ones(cols, np.float32))
 
 
-def feedback_factor(inputs: Array) -> tuple[Array, Array]:
-    """Return the strictly upper U and the diagonal D of ``A = (U + I) D (U + I)^T``: f32 [cols, cols], [cols].
+class Feedback(NamedTuple):
+    """``A = (U + I) D (U + I)^T``: strictly upper U, f32 [cols, cols], and the diagonal D, f32 [cols].
+
+    ``more`` is what had to be added to A's diagonal, as a share of its mean, for this to exist.
+    """
+
+    upper: Array
+    left: Array
+    more: float
+
+
+def feedback_factor(inputs: Array) -> Feedback:
+    """Return the triangular factor of A; raises ``ResourceError`` ``quantizer.singular``.
 
     Column k says how errors of the columns before it move its target (LDLQ: arXiv 2307.13304, section 3.1; the same
     rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded. They
     come from Cholesky's factor of A with both axes turned round, in f64.
     """
-    extra = 0.0
+    extra, mean = 0.0, float(inputs.diagonal().mean())
     for _ in range(_TRIES):
         turned = np.ascontiguousarray(inputs[::-1, ::-1], np.float64)
         turned[np.diag_indices_from(turned)] += extra
         if native.kernels.matrix_cholesky(turned):
             break
-        extra = max(extra * 10, float(inputs.diagonal().mean()) * DAMPING)
+        extra = max(extra * 10, mean * DAMPING)
     else:
         raise ResourceError("expected a positive definite second moment of the inputs", rule="quantizer.singular")
     upper = turned[::-1, ::-1]
     own = upper.diagonal().copy()
-    return np.ascontiguousarray(np.triu(upper / own, 1), np.float32), np.square(own).astype(np.float32)
+    strict = np.ascontiguousarray(np.triu(upper / own, 1), np.float32)
+    return Feedback(strict, np.square(own).astype(np.float32), extra / mean if extra else 0.0)
 
 
 def _damped(moment: Array, damping: float) -> tuple[Array, float]:

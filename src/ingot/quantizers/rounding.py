@@ -7,13 +7,16 @@ The kernels make every sum in one order: results depend neither on threads nor o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from ingot.core import native
-from ingot.errors import CodecError
 from ingot.model.tensor import Array
 from ingot.quantizers.factors import Factors, feedback_factor
-from ingot.quantizers.grid import Grid, Rounded, kernel_grid
+from ingot.quantizers.grid import Grid, Rounded
+from ingot.quantizers.scales import choose
 from ingot.quantizers.table import learn_levels
 
 IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
@@ -23,7 +26,13 @@ _STEP = 128  # columns between which errors are carried over at once
 
 
 def round_matrix(
-    weights: Array, grid: Grid, factors: Factors, quantizer: str = TWO_SIDED, levels: Array | None = None
+    weights: Array,
+    grid: Grid,
+    factors: Factors,
+    quantizer: str = TWO_SIDED,
+    levels: Array | None = None,
+    *,
+    act_order: bool = False,
 ) -> Rounded:
     """Return the matrix rounded to a grid.
 
@@ -39,6 +48,8 @@ def round_matrix(
         ``PASSES`` passes of coordinate descent on codes and scales under A and G.
     levels : f32 [2 ** bits], optional
         The table, where it was learnt before.
+    act_order : bool
+        Feedback takes the columns by what their errors weigh, the heaviest first, and all scales are chosen before.
 
     Raises
     ------
@@ -46,19 +57,21 @@ def round_matrix(
         ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
     """
     if levels is None:
-        levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.integers
-    groups = grid.groups(weights.shape[1])
-    shape = (len(weights), int(groups[-1]) + 1)
-    rounded = Rounded(np.zeros(weights.shape, np.uint8), np.zeros(shape, np.float32), levels, groups)
+        levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.levels
+    rounded = Rounded.begun(grid, (len(weights), weights.shape[1]), levels)
     if quantizer == IMPORTANCE:
-        for group in range(shape[1]):
-            _choose_scales(rounded, grid, weights, factors.weights, group)
-        native.kernels.rounding_nearest(kernel_grid(grid, levels), weights, rounded.codes, groups, rounded.scales, None)
+        _choose_all(rounded, weights, factors.weights)
+        native.kernels.rounding_nearest(
+            rounded.kernel_grid, weights, rounded.codes, rounded.groups, rounded.scales, rounded.zeros
+        )
         return rounded
-    _feed_back(rounded, grid, weights, factors)
+    if act_order:
+        _feed_back_in_order(rounded, weights, factors)
+    else:
+        _feed_back(rounded, weights, factors)
     if quantizer == TWO_SIDED:
         for number in range(PASSES):
-            _descend(rounded, grid, weights, factors, refit=number > 0)
+            _descend(rounded, weights, factors, refit=number > 0)
     return rounded
 
 
@@ -82,48 +95,64 @@ def multiplied(a: Array, b: Array) -> Array:
     return out
 
 
-def _choose_scales(rounded: Rounded, grid: Grid, targets: Array, weights: Array, group: int) -> None:
-    first, last = group * grid.group, min((group + 1) * grid.group, targets.shape[1])
-    row = native.kernels.rounding_scales(
-        kernel_grid(grid, rounded.levels), targets, first, last, weights[first:last], rounded.scales, None, group
-    )
-    if row < len(targets):
-        raise CodecError(
-            "quantizer.scale-overflow",
-            f"expected a scale that {grid.scales} can hold, found a larger one for the group at row {row}, column "
-            f"{first}; use scales=bf16 or scales=f32",
-        )
+def _choose_all(rounded: Rounded, weights: Array, importance: Array) -> None:
+    for first, last in _spans(rounded):
+        choose(rounded, weights, importance, first, last)
 
 
-def _feed_back(rounded: Rounded, grid: Grid, weights: Array, factors: Factors) -> None:
+def _spans(rounded: Rounded) -> Iterator[tuple[int, int]]:
+    cols, span = rounded.codes.shape[1], rounded.grid.span
+    for first in range(0, cols, span):
+        yield first, min(first + span, cols)
+
+
+def _feed_back(rounded: Rounded, weights: Array, factors: Factors) -> None:
     """Round group by group; what is left of each column's error moves the targets of those after it."""
-    cols, (factor, left) = weights.shape[1], feedback_factor(factors.inputs)
+    factor, left, rounded.more_damping = feedback_factor(factors.inputs)
     targets, errors = weights.copy(), np.zeros_like(weights)
-    taken = kernel_grid(grid, rounded.levels)
-    for first in range(0, cols, grid.group):
-        last = min(first + grid.group, cols)
-        _choose_scales(rounded, grid, targets, left, first // grid.group)
-        for start in range(first, last, _STEP):
-            stop = min(start + _STEP, last)
-            native.kernels.rounding_feedback(
-                taken,
-                (start, stop),
-                weights,
-                targets,
-                factor,
-                errors,
-                rounded.codes,
-                rounded.groups,
-                rounded.scales,
-                None,
-            )
-            if stop < cols:
-                native.kernels.matrix_multiply_add(errors, factor, targets, start, stop, stop, cols - stop)
+    for first, last in _spans(rounded):
+        choose(rounded, targets, left, first, last)
+        _feed(rounded, weights, targets, factor, errors, (first, last))
 
 
-def _descend(rounded: Rounded, grid: Grid, weights: Array, factors: Factors, *, refit: bool) -> None:
+def _feed_back_in_order(rounded: Rounded, weights: Array, factors: Factors) -> None:
+    """Round the columns that weigh most first, by scales that are chosen before: groups are those of the matrix."""
+    _choose_all(rounded, weights, factors.weights)
+    order = np.argsort(-factors.weights, kind="stable")
+    turned_inputs = np.ascontiguousarray(factors.inputs[np.ix_(order, order)])
+    factor, _, rounded.more_damping = feedback_factor(turned_inputs)
+    wanted = np.ascontiguousarray(weights[:, order])
+    turned = replace(rounded, codes=np.zeros_like(rounded.codes), groups=np.ascontiguousarray(rounded.groups[order]))
+    _feed(turned, wanted, wanted.copy(), factor, np.zeros_like(wanted), (0, weights.shape[1]))
+    rounded.codes[:, order] = turned.codes
+
+
+def _feed(
+    rounded: Rounded, weights: Array, targets: Array, factor: Array, errors: Array, columns: tuple[int, int]
+) -> None:
+    """Round some columns, which have their scales; ``targets`` of all after them take in their errors."""
+    cols, (first, last) = weights.shape[1], columns
+    for start in range(first, last, _STEP):
+        stop = min(start + _STEP, last)
+        native.kernels.rounding_feedback(
+            rounded.kernel_grid,
+            (start, stop),
+            weights,
+            targets,
+            factor,
+            errors,
+            rounded.codes,
+            rounded.groups,
+            rounded.scales,
+            rounded.zeros,
+        )
+        if stop < cols:
+            native.kernels.matrix_multiply_add(errors, factor, targets, start, stop, stop, cols - stop)
+
+
+def _descend(rounded: Rounded, weights: Array, factors: Factors, *, refit: bool) -> None:
     """Move codes one by one to the least of the error, rows in blocks; the error never grows."""
-    rows, taken = len(weights), kernel_grid(grid, rounded.levels)
+    rows, taken = len(weights), rounded.kernel_grid
     product = multiplied(rounded.values() - weights, factors.inputs)
     for first in range(0, rows, _BLOCK):
         block = slice(first, min(first + _BLOCK, rows))
@@ -132,7 +161,21 @@ def _descend(rounded: Rounded, grid: Grid, weights: Array, factors: Factors, *, 
         else:
             outputs = np.ascontiguousarray(factors.outputs[block, block])
             gradient = multiplied(factors.outputs[block], product)
-        codes, scales = rounded.codes[block], rounded.scales[block]
         native.kernels.rounding_descend(
-            taken, factors.inputs, outputs, gradient, product[block], refit, codes, rounded.groups, scales, None
+            taken,
+            factors.inputs,
+            outputs,
+            gradient,
+            product[block],
+            refit,
+            rounded.codes[block],
+            rounded.groups,
+            rounded.scales[block],
+            _rows(rounded.zeros, block),
+            _rows(rounded.units, block),
+            _rows(rounded.zero_units, block),
         )
+
+
+def _rows(numbers: Array | None, block: slice) -> Array | None:
+    return None if numbers is None else numbers[block]

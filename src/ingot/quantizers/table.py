@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core import native
 from ingot.model.tensor import Array
-from ingot.quantizers.grid import Grid, kernel_grid
+from ingot.quantizers.grid import Grid, Rounded
+from ingot.quantizers.scales import choose
 
 _TURNS, _ROUNDS, _SAMPLE = 2, 12, 1 << 20
 
@@ -25,14 +25,12 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
     rows = np.ascontiguousarray(weights[::step])
     groups = grid.groups(rows.shape[1])
     levels = _start(rows, grid, groups)
-    scales = np.zeros((len(rows), int(groups[-1]) + 1), np.float32)
     weighed = np.broadcast_to(importance, rows.shape)
     for _ in range(_TURNS):
-        taken = kernel_grid(grid, levels)
-        for group in range(scales.shape[1]):
-            first, last = group * grid.group, min((group + 1) * grid.group, rows.shape[1])
-            native.kernels.rounding_scales(taken, rows, first, last, importance[first:last], scales, None, group)
-        spread = scales[:, groups]
+        found = Rounded.begun(grid, rows.shape, levels)
+        for first in range(0, rows.shape[1], grid.span):
+            choose(found, rows, importance, first, min(first + grid.span, rows.shape[1]))
+        spread = found.scales[:, groups]
         known = spread != 0
         values, heavy = rows[known] / spread[known], (weighed * np.square(spread))[known]
         levels = _lloyd(values.astype(np.float64), heavy.astype(np.float64), levels)

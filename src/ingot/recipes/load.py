@@ -50,12 +50,17 @@ PRESETS = (
     "squish-int4",
     "squish-int3",
     "q8_0",
+    "q6_k-calibrated",
     "q6_k",
     "q5_k",
+    "q4_k-calibrated",
     "q4_k",
     "q4_0-calibrated",
     "q4_0",
+    "iq4_xs-calibrated",
     "iq4_xs",
+    "q3_k-calibrated",
+    "q2_k-calibrated",
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 

@@ -41,14 +41,13 @@ NAMES = (
     *(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS),
     *_LARGE_BLOCKS,
     *_BLOCKS,
-    f"q4_0{CALIBRATED}",
-    f"q8_0{CALIBRATED}",
+    *(f"{kind}{CALIBRATED}" for kind in (*_LARGE_BLOCKS, *_BLOCKS)),
 )
 """Types by name; presets of other names, and recipe files, are types too."""
 
 _SERVED = tuple(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS)
 _DEFAULTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "gguf": ((*_LARGE_BLOCKS, "q8_0"), (*_LARGE_BLOCKS, f"q4_0{CALIBRATED}", f"q8_0{CALIBRATED}")),
+    "gguf": ((*_LARGE_BLOCKS, "q8_0"), tuple(f"{kind}{CALIBRATED}" for kind in (*_LARGE_BLOCKS, "q8_0"))),
     "mlx": (("mlx-3bit", "mlx-4bit"),) * 2,
     **dict.fromkeys(("awq", "compressed-tensors", "gptq"), (_SERVED, _SERVED)),
     "npydir": (("squish-int3", "squish-int4", "squish-int8"),) * 2,
@@ -103,12 +102,11 @@ def _rules(name: str) -> list[Rule] | None:
     plain = name.removesuffix(CALIBRATED)
     if name not in NAMES:
         return None
-    if plain in _LARGE_BLOCKS:
-        return [_rule(MATRICES, _blocks(name), 256), _rule(MATRICES, _blocks(_LARGE_BLOCKS[name]), 32)]
-    if plain in _BLOCKS:
+    if plain in _LARGE_BLOCKS or plain in _BLOCKS:
+        kinds = ((plain, 256), (_LARGE_BLOCKS[plain], 32)) if plain in _LARGE_BLOCKS else ((plain, 32),)
         searched = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE)) if name != plain else ()
-        known = [_rule(roles, _blocks(plain, quantizer), 32) for roles, quantizer in searched]
-        return [*known, _rule(MATRICES, _blocks(plain), 32)]
+        known = [_rule(roles, _blocks(kind, way), multiple) for roles, way in searched for kind, multiple in kinds]
+        return [*known, *(_rule(MATRICES, _blocks(kind), multiple) for kind, multiple in kinds)]
     if plain.startswith(_GRID):
         bits = int(plain.removeprefix(_GRID))
         return [_rule(LAYERS, _calibrated(AffineLayout.codec, bits, group, TWO_SIDED), group) for group in (64, 32)]

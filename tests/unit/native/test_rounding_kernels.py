@@ -22,12 +22,12 @@ def eighths(rng: np.random.Generator, shape: tuple[int, ...], most: int) -> Any:
     return (rng.integers(-most, most + 1, shape) / 8).astype(np.float32)
 
 
-def grid(levels: Any) -> Any:
-    return kernels.RoundingGrid(levels, len(levels) == 16, "none", True, "f32")
+def grid(levels: Any, zeros: str = "none", steps: tuple[float, float, float] = (0, 0, 0)) -> Any:
+    return kernels.RoundingGrid(levels, len(levels) == 16, zeros, zeros == "none", "f32", steps)
 
 
-def stored(codes: Any, scales: Any) -> tuple[Any, ...]:
-    return codes, np.repeat(np.arange(COLS // WIDTH, dtype=np.int32), WIDTH), scales, None
+def stored(codes: Any, scales: Any, zeros: Any = None) -> tuple[Any, ...]:
+    return codes, np.repeat(np.arange(COLS // WIDTH, dtype=np.int32), WIDTH), scales, zeros
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -37,8 +37,70 @@ def test_errors_are_made_up_for_by_later_columns(name: str) -> None:
     scales = np.full((ROWS, COLS // WIDTH), -0.5, np.float32)
     codes, targets, errors = np.zeros(wanted.shape, np.uint8), wanted.copy(), np.zeros_like(wanted)
     kernels.rounding_feedback(grid(LEVELS[name]), (0, COLS), wanted, targets, factor, errors, *stored(codes, scales))
-    assert (codes == reference.feedback(LEVELS[name], scales, WIDTH, wanted, factor)).all()
+    assert (codes == reference.feedback(LEVELS[name], scales, None, WIDTH, wanted, factor)).all()
     assert (errors == wanted - scales[0, 0] * LEVELS[name][codes]).all()
+
+
+@pytest.mark.parametrize("zeros", ["offsets", "points"])
+def test_errors_of_values_with_zeros_are_fed_on(zeros: str) -> None:
+    rng = np.random.default_rng(4)
+    wanted, factor = eighths(rng, (ROWS, COLS), 40), np.triu(eighths(rng, (COLS, COLS), 3), 1)
+    levels, scales = np.arange(16, dtype=np.float32), np.full((ROWS, COLS // WIDTH), 0.5, np.float32)
+    points = rng.integers(0, 16, scales.shape).astype(np.float32)
+    offsets = -scales * points  # multiples of 1/2, so that both say the same
+    codes, targets, errors = np.zeros(wanted.shape, np.uint8), wanted.copy(), np.zeros_like(wanted)
+    held = stored(codes, scales, offsets if zeros == "offsets" else points)
+    kernels.rounding_feedback(grid(levels, zeros), (0, COLS), wanted, targets, factor, errors, *held)
+    assert (codes == reference.feedback(levels, scales, offsets, WIDTH, wanted, factor)).all()
+    again = np.zeros_like(codes)
+    kernels.rounding_nearest(grid(levels, zeros), wanted, again, *held[1:])
+    assert (again == reference.nearest(levels, (wanted - np.repeat(offsets, WIDTH, axis=1)) / 0.5)).all()
+
+
+@pytest.mark.parametrize("zeros", ["none", "offsets", "points"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_scales_and_zeros_are_fitted_to_the_codes(zeros: str, nested: bool) -> None:
+    """One row, one group: as near to the least error that any scale and base have as what is stored lets it come."""
+    if nested and zeros == "points":
+        return
+    rng = np.random.default_rng(6)
+    inputs = rng.normal(size=(WIDTH, 2 * WIDTH)).astype(np.float32)
+    inputs, outputs = inputs @ inputs.T, np.full((1, 1), 2, np.float32)
+    first = -8 if zeros == "none" else 0
+    levels = np.arange(first, first + 16, dtype=np.float32)
+    codes = rng.integers(3, 13, (1, WIDTH)).astype(np.uint8)  # nowhere near the ends
+    truth, base = 0.5, {"none": 0.0, "offsets": -2.75, "points": -3.5}[zeros]
+    wanted = truth * levels[codes] + base + rng.normal(size=(1, WIDTH)).astype(np.float32) * np.float32(0.01)
+    scales, units = np.full((1, 1), 0.53125, np.float32), np.full((1, 1), 2**-7, np.float32)
+    held = None if zeros == "none" else np.full((1, 1), 6 if zeros == "points" else -2.5, np.float32)
+    more = (units, units.copy() if zeros == "offsets" else None) if nested else (None, None)
+    groups, taken = np.zeros(WIDTH, np.int32), grid(levels, zeros, (-127, 127, 1023) if nested else (0, 0, 0))
+
+    def values() -> Any:
+        zero = 0 if held is None else held[0, 0]
+        found = levels[codes] - zero if zeros == "points" else levels[codes]
+        return found * scales[0, 0] + (zero if zeros == "offsets" else 0)
+
+    for _ in range(12):
+        product = (values() - wanted).astype(np.float32) @ inputs
+        before = codes.copy()
+        kernels.rounding_descend(
+            taken, inputs, outputs, 2 * product, product.copy(), True, codes, groups, scales, held, *more
+        )
+        if (codes == before).all() and _ > 2:
+            break
+    best, square = reference.refit(levels[codes[0]], wanted[0], inputs)
+    if zeros == "none":
+        best = np.array([float(levels[codes[0]] @ inputs @ wanted[0]) / square[0, 0], 0.0])
+    found = np.array([scales[0, 0], 0.0 if held is None else held[0, 0] * (1 if zeros == "offsets" else -scales[0, 0])])
+    if not nested and zeros != "points":
+        np.testing.assert_allclose(found, best, rtol=2e-3)
+    elif zeros == "points":
+        assert held is not None
+        assert held[0, 0] == round(-best[1] / best[0])
+    else:
+        assert scales[0, 0] / units[0, 0] == round(scales[0, 0] / units[0, 0])
+        assert np.abs(found - best)[0] <= units[0, 0]
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -90,5 +152,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     groups = np.zeros(2, np.int32)
     with pytest.raises(ValueError, match="codes"):
         kernels.rounding_descend(table, one, one, one, one.copy(), True, codes, groups, scales, None)
+    with pytest.raises(ValueError, match="unit"):
+        kernels.rounding_descend(
+            table, one, one, one, one.copy(), True, codes, groups, scales, None, np.ones((1, 1), np.float32)
+        )
+    with pytest.raises(ValueError, match="zeros"):
+        kernels.rounding_descend(table, one, one, one, one.copy(), True, codes, groups, scales, None, None, scales)
     with pytest.raises(ValueError, match="groups"):
         kernels.rounding_nearest(table, one, codes, groups + 1, scales, None)

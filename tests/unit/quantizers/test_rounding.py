@@ -47,7 +47,8 @@ def each_isa() -> Iterator[tuple[str, ...]]:
 def test_two_by_two_by_hand() -> None:
     # A = [[1, .5], [.5, 1]] = (U + I) D (U + I)^T, U = [[0, .5], [0, 0]]: the second target moves by half the error.
     inputs = np.array([[1, 0.5], [0.5, 1]], np.float32)
-    upper, left = feedback_factor(inputs)
+    upper, left, more = feedback_factor(inputs)
+    assert more == 0
     assert upper.tolist() == [[0, 0.5], [0, 0]]
     assert left.tolist() == [0.75, 1]
 
@@ -121,6 +122,16 @@ def test_what_was_never_seen_does_no_harm() -> None:
     assert (factors_of(nothing).inputs == np.eye(24)).all()
 
 
+def test_a_moment_that_is_no_moment_is_damped_more_and_says_so() -> None:
+    inputs = np.eye(6, dtype=np.float32)
+    inputs[0, 1] = inputs[1, 0] = 1.045  # eigenvalues 1 and, twice, 1 +- 1.045
+    found = feedback_factor(inputs)
+    assert 0.045 < found.more <= 0.1 + 1e-6
+    known = Factors(inputs, None, np.ones(6, np.float32), damping=0.01)
+    assert round_matrix(matrix(3, 6, 1), Grid(4, 3), known, "gptq").more_damping == found.more
+    assert round_matrix(matrix(3, 6, 1), Grid(4, 3), known, "two-sided", act_order=True).more_damping == found.more
+
+
 def test_scales_past_their_type_are_refused() -> None:
     weights = np.full((2, 8), 1e30, np.float32)
     with pytest.raises(CodecError) as refused:
@@ -136,9 +147,13 @@ def test_scales_past_their_type_are_refused() -> None:
         ("gptq", "dense", {}),
         ("gptq", "affine", {"bits": 1}),
         ("gptq", "affine", {"group": "row"}),
-        ("gptq", "affine", {"symmetric": True}),
+        ("gptq", "affine", {"symmetric": 1}),
+        ("gptq", "affine", {"symmetric": True, "zero_kind": "offset"}),
+        ("gptq", "affine", {"zero_kind": "offsets"}),
+        ("importance", "affine", {"act_order": True}),
+        ("gptq", "scaled_codebook", {"symmetric": False}),
         ("gptq", "scaled_codebook", {"bits": 8}),
-        ("gptq", "ggml_blocks", {"type": "q4_k"}),
+        ("gptq", "ggml_blocks", {"type": "mxfp4"}),
         ("gptq", "affine", {"scales": "f8"}),
     ],
 )

@@ -65,14 +65,17 @@ class AffineRepack:
         delta = self._delta
         if self.stored.zeros and not self.target.zeros:
             return self._why_not_one()
-        if not delta or not self.stored.zeros:
-            return None
+        if not delta or not self.stored.zeros or self.tensor.parts[ZEROS].integers is not None:
+            return None  # integers that codes could be, shifted by half of these, are numbers of any type of scales
         fits = True
         for zeros in pieces(self.tensor.parts[ZEROS]):
             fits = fits and _shifted(zeros, delta, self.target.scales) is not None
         return None if fits else f"a zero point shifted by {delta:g} is no number of {self.target.scales}"
 
     def _why_not_one(self) -> str | None:
+        known, one = self.tensor.parts[ZEROS].integers, self.target.zero_point or 0
+        if known is not None and known[0] != known[1]:
+            return f"zero points are integers from {known[0]} to {known[1]}, not {one:g}, the one for all codes"
         same = [self.is_one(zeros) for zeros in pieces(self.tensor.parts[ZEROS])]
         return None if all(same) else f"zero points differ from {self.target.zero_point or 0}, the one for all codes"
 

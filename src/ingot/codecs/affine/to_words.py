@@ -7,7 +7,7 @@ from math import lcm
 
 import numpy as np
 
-from ingot.codecs.affine.repack import AffineRepack, difference, pieces
+from ingot.codecs.affine.repack import AffineRepack, difference, pieces, shift
 from ingot.codecs.affine.word_rows import AWQ_PLACES, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
@@ -97,12 +97,17 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
     """Why the form cannot hold a zero point; reads them, and checks their digest, where they must be."""
     if not isinstance(target.zero, Points):
         return None
-    fits = True
-    every = pieces(plain.tensor.parts[ZEROS]) if plain.stored.zeros else iter((plain.new_zeros(1),))
-    for zeros in every:
-        shifted = plain.shift(zeros) if plain.stored.zeros else zeros
-        fits = fits and _integers(shifted, target) is not None
     low, high = _range(target)
+    known = plain.tensor.parts[ZEROS].integers if plain.stored.zeros else None
+    if known is not None:
+        delta = shift(plain.stored, target.rows)
+        fits = low <= known[0] + delta and known[1] + delta <= high
+    else:
+        fits = True
+        every = pieces(plain.tensor.parts[ZEROS]) if plain.stored.zeros else iter((plain.new_zeros(1),))
+        for zeros in every:
+            shifted = plain.shift(zeros) if plain.stored.zeros else zeros
+            fits = fits and _integers(shifted, target) is not None
     return None if fits else f"zero points are integers from {low} to {high} in the form {target.form}"
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.model.report import Bits, Bytes, Count, Counts, Figure, Line, Report, Table, Texts, figures_of, table_of
+from ingot.model.report import (
+    Bits,
+    Bytes,
+    Count,
+    Counts,
+    Figure,
+    Line,
+    Report,
+    Table,
+    Texts,
+    data_of,
+    figures_of,
+    table_of,
+)
 
 _HEADS = {"bits_per_weight": "bits", "loss": "loss"}
 _TYPES = {"type": "type", "size": "all of it", **_HEADS, "chosen": "tensors"}
@@ -97,7 +110,7 @@ class BudgetReport:
             tables.append(table_of("", self.steps, StepReport, _STEPS))
         figures = [item for item in figures_of(self) if item.name not in _TABLES]
         data = {item.name: item.value for item in figures}
-        more: dict[str, object] = {name: [_row(item) for item in getattr(self, name)] for name in _TABLES}
+        more: dict[str, object] = {name: [data_of(item) for item in getattr(self, name)] for name in _TABLES}
         shown = [Figure(f"budget_{item.name}", item.value, item.kind, data=False) for item in figures]
         of = "" if self.target is None else " of {budget_target}"
         most = "" if self.max_kl is None else " of at most {budget_max_kl}"
@@ -117,7 +130,3 @@ class BudgetReport:
             [*(Table(item.name, item.columns, item.rows, data=False) for item in tables), *report.tables],
             report.closing,
         )
-
-
-def _row(item: object) -> dict[str, object]:
-    return {figure.name: figure.value for figure in figures_of(item)}

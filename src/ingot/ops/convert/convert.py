@@ -45,7 +45,7 @@ from ingot.ops.convert.ranks import (
 )
 from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
 from ingot.ops.convert.requests import within, write_options
-from ingot.ops.convert.rounding import told
+from ingot.ops.convert.rounding import outcomes_of, told
 from ingot.ops.convert.tied import Tied, untangle
 from ingot.ops.convert.unsaid import unsaid
 from ingot.ops.convert.usage import commands_for
@@ -327,4 +327,5 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         notes=[*prepared.notes, *told(prepared.rounding)],
         warnings=plan.warnings,
         commands=commands_for(prepared.place, plan, executed, source),
+        rounded=outcomes_of(prepared.rounding),
     )

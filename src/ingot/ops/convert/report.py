@@ -25,11 +25,13 @@ from ingot.model.report import (
     Shape,
     Shown,
     Texts,
+    data_of,
     figures_of,
     table_of,
 )
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, said
+from ingot.ops.views.rounded import Outcome
 from ingot.ops.worst import loss, worst_of
 
 
@@ -68,7 +70,7 @@ class ConvertReport(Shown):
 
     Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
     alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect, ``commands`` what runs the
-    result.
+    result, ``rounded`` what quantizers did to each matrix.
     """
 
     source: str
@@ -87,6 +89,7 @@ class ConvertReport(Shown):
     warnings: Texts = ()
     commands: Texts = ()
     budget: BudgetReport | None = None
+    rounded: Sequence[Outcome] = ()
 
     @property
     def elements(self) -> int:
@@ -131,7 +134,7 @@ class ConvertReport(Shown):
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
-        beside = ("tensors", "commands", "budget")
+        beside = ("tensors", "commands", "budget", "rounded")
         figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
         speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
         figures += [
@@ -142,6 +145,8 @@ class ConvertReport(Shown):
             Figure("commands", self.commands, "texts", data=False),
             Figure("equal", said(self.actions.get(REPACKED, 0), self.grades), data=False),
         ]
+        if self.rounded:
+            figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
         resumed = "; {resumed} from an earlier run" if self.resumed else ""
         lines = [
             Line("{source} -> {destination} ({format}, recipe {recipe})"),

@@ -13,8 +13,9 @@ from ingot.model.statistics import Statistics
 from ingot.ops.convert.chosen import stored_exactly
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
-from ingot.ops.views.rounded import Rounding, round_to
+from ingot.ops.views.rounded import Outcome, Rounding, round_to
 from ingot.quantizers.choice import Asked, asked
+from ingot.quantizers.factors import DAMPING
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
@@ -26,17 +27,36 @@ _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.c
 
 def told(rounding: Rounding | None) -> list[str]:
     """Return lines for the report of a conversion, once its matrices were read."""
-    if rounding is None or not rounding.outcome.errors:
+    every = outcomes_of(rounding)
+    if rounding is None or not every:
         return []
-    errors = list(rounding.outcome.errors.values())
-    mean = sum(errors) / len(errors)
-    error = f"error under them {mean:.3%} on average, {max(errors):.3%} at most"
-    lines = [f"{len(errors)} matrices were rounded by the statistics of {rounding.said}: {error}"]
-    unknown = sorted(rounding.outcome.unknown)
-    if unknown:
-        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-        lines.append(f"without statistics, all errors weighed alike: {', '.join(unknown[:_SHOWN])}{more}")
-    return lines
+    errors = [each.error for each in every]
+    error = f"error under them {sum(errors) / len(errors):.3%} on average, {max(errors):.3%} at most"
+    unknown = [each.matrix for each in every if each.tokens is None]
+    unseen = [each.matrix for each in every if each.tokens == 0]
+    dead = [f"{each.matrix} ({each.dead})" for each in every if each.dead]
+    damped = [f"{each.matrix} ({_why(each)})" for each in every if each.damping > DAMPING]
+    lines = [
+        (f"{len(every)} matrices were rounded by the statistics of {rounding.said}: {error}", every),
+        (f"without statistics, all errors weighed alike: {_some(unknown)}", unknown),
+        (f"no token was sent there, all errors weighed alike: {_some(unseen)}", unseen),
+        (f"inputs that were 0 for every token, whose columns weigh as damping has them: {_some(dead)}", dead),
+        (f"second moments of inputs that were singular, damped by more than {DAMPING:.0%}: {_some(damped)}", damped),
+    ]
+    return [line for line, matrices in lines if matrices]
+
+
+def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
+    """Return what became of the matrices that were rounded, by name."""
+    return () if rounding is None else [rounding.outcomes[name] for name in sorted(rounding.outcomes)]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _why(outcome: Outcome) -> str:
+    return f"by {outcome.damping:.3g}, of {outcome.tokens} tokens"
 
 
 class _Known:
@@ -112,5 +132,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        found.append((name, asked(choice.quantizer, choice.codec, choice.options)))
+        wanted = asked(choice.quantizer, choice.codec, choice.options)
+        wanted.require_columns(tensor.shape[-1], name)
+        found.append((name, wanted))
     return found

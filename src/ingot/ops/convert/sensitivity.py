@@ -205,7 +205,8 @@ def _stored(tensor: Tensor, piece: _Piece, choice: Choice, factors: Factors | No
         return stored_rows(tensor, choice, piece.values)
     wanted = asked(choice.quantizer, choice.codec, choice.options)
     known = factors or no_factors(piece.rows.shape[1])
-    return round_matrix(piece.rows, wanted.grid, known, wanted.quantizer).values()
+    found = round_matrix(piece.rows, wanted.grid, known, wanted.quantizer, act_order=wanted.act_order)
+    return found.values()
 
 
 def _squares(values: Array) -> float:

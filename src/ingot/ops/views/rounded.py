@@ -11,34 +11,41 @@ from typing import NoReturn
 
 import numpy as np
 
-from ingot.codecs.affine.word_rows import stream
-from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
 from ingot.core.floats import cast
 from ingot.core.parallel import default_workers, go_on
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.layouts.affine import CODES
-from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, SCALES
+from ingot.model.layouts.affine import ZEROS
 from ingot.model.part import Part
+from ingot.model.report import Count, Ratio
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked
 from ingot.quantizers.factors import Factors, factors_of, no_factors
-from ingot.quantizers.grid import Grid, Rounded
+from ingot.quantizers.grid import Rounded
+from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import error_under, round_matrix
 
 Known = Callable[[], Statistics]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What rounding did: by tensor the error under the statistics, and those that none were known of."""
+    """What rounding did to a matrix.
 
-    errors: dict[str, float] = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
+    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` are those that its statistics saw: 0 for
+    an expert that none was sent to, None where there are no statistics; then all errors weigh alike. ``damping`` is
+    what was added to A's diagonal, as a share of its mean, ``dead`` counts columns whose input was always 0.
+    """
+
+    matrix: str
+    error: float
+    tokens: Count | None
+    damping: Ratio
+    dead: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,15 @@ class Rounding:
         What tells the statistics from others.
     close : callable, optional
         Releases the statistics, with the view.
-    outcome : Outcome
+    outcomes : dict
+        By matrix (experts of a stack as ``NAME:expert.N``), once it was rounded.
     """
 
     choices: Mapping[str, Asked]
     known: Known
     said: str
     close: Callable[[], None] | None = None
-    outcome: Outcome = field(default_factory=Outcome)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -73,7 +81,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
         return lambda: _tensor(checkpoint[name], choices[name], _Work(checkpoint[name], rounding, held))
 
     entries = [(name, made(name) if name in choices else None, name) for name in checkpoint]
-    text = {name: [asked.quantizer, repr(asked.grid)] for name, asked in choices.items()}
+    text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
     return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
 
@@ -105,7 +113,7 @@ class _Work:
 
     def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
         self.tensor, self._held = tensor, held
-        self._asked, self._known, self._outcome = rounding.choices[tensor.name], rounding.known, rounding.outcome
+        self._asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
 
     def part(self, role: str) -> memoryview:
         once = self._held.entry(self.tensor.name)
@@ -116,25 +124,23 @@ class _Work:
 
     def _rounded(self) -> Mapping[str, memoryview]:
         """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
-        tensor, grid, found, errors = self.tensor, self._asked.grid, list[Rounded](), list[float]()
-        for name, weights in _matrices(tensor):
+        asked, found = self._asked, list[Rounded]()
+        for name, weights in _matrices(self.tensor):
             go_on()
-            factors = self._factors(name, *weights.shape)
+            factors, tokens = self._factors(name, *weights.shape)
             levels = found[0].levels if found else None
-            found.append(round_matrix(weights, grid, factors, self._asked.quantizer, levels))
-            errors.append(error_under(weights, found[-1], factors))
-        self._outcome.errors[tensor.name] = max(errors)
-        parts = _stored(np.concatenate([each.codes for each in found]), found[0].levels, grid)
-        scales = cast(np.concatenate([each.scales for each in found]), grid.scales)
-        return {role: _bytes(array) for role, array in {**parts, SCALES: scales}.items()}
+            made = round_matrix(weights, asked.grid, factors, asked.quantizer, levels, act_order=asked.act_order)
+            found.append(made)
+            error, damping = error_under(weights, made, factors), factors.damping + made.more_damping
+            self._outcomes[name] = Outcome(name, error, tokens, damping, factors.dead)
+        return {role: _bytes(array) for role, array in parts_of(found, asked).items()}
 
-    def _factors(self, name: str, rows: int, cols: int) -> Factors:
+    def _factors(self, name: str, rows: int, cols: int) -> tuple[Factors, int | None]:
         known = self._known().for_matrix(name)
         if known is None or not known.count:
-            self._outcome.unknown.add(name)
-            return no_factors(cols)
+            return no_factors(cols), None if known is None else 0
         known.require_shape(rows, cols)
-        return factors_of(known)
+        return factors_of(known), known.count
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
@@ -151,15 +157,6 @@ def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
         yield tensor.name if count == 1 else f"{tensor.name}:expert.{number}", np.ascontiguousarray(values)
 
 
-def _stored(codes: Array, levels: Array, grid: Grid) -> dict[str, Array]:
-    """Return all parts but the scales."""
-    if grid.learnt:
-        return {INDICES: pack(codes, grid.bits), CODEBOOK: levels.astype(np.float16)}
-    signed = codes ^ np.uint8(1 << grid.bits - 1)  # two's complement
-    # Rows begin at bytes. Those of whole bytes are one stream.
-    return {CODES: stream(signed, grid.bits) if codes.shape[1] * grid.bits % 8 else pack(signed, grid.bits)}
-
-
 def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
@@ -173,11 +170,12 @@ def _tensor(tensor: Tensor, asked: Asked, work: _Work) -> Tensor:
             _Bytes(work, spec.role, int(spec.length or 0)),
             type=spec.type,
             where=f"{tensor.name}: {spec.role}",
+            integers=asked.points if spec.role == ZEROS else None,
         )
         for spec in layout.part_specs(tensor.shape)
     }
     return Tensor(
-        tensor.name, tensor.shape, tensor.dtype, layout.codec, parts, layout.attributes(), CODECS[layout.codec]
+        tensor.name, tensor.shape, layout.dtype, layout.codec, parts, layout.attributes(), CODECS[layout.codec]
     )
 
 

@@ -16,14 +16,30 @@ def nearest(levels: Array, among: Array) -> Array:
     return found
 
 
-def feedback(levels: Array, scales: Array, width: int, wanted: Array, factor: Array) -> Array:
-    """Return codes; column j takes in ``sum_k<j error_k * factor[k, j]``. Scales are [rows, groups of ``width``]."""
+def value(levels: Array, codes: Array, scale: Array, zero: Array, *, offsets: bool) -> Array:
+    """Return what codes stand for: ``scale * level + zero`` with offsets, else ``scale * (level - zero)``."""
+    found: Array = scale * levels[codes] + zero if offsets else scale * (levels[codes] - zero)
+    return found
+
+
+def refit(levels: Array, wanted: Array, inputs: Array) -> tuple[Array, Array]:
+    """Return ``scale`` and ``base`` of least ``d A d'`` for ``d = scale * levels + base - wanted``: f64 [2], and A of
+    that basis, f64 [2, 2]. Levels and wanted values are [columns] of one group, by themselves."""
+    basis = np.stack([levels, np.ones_like(levels)]).astype(np.float64)
+    square = basis @ inputs.astype(np.float64) @ basis.T
+    return np.linalg.solve(square, basis @ inputs.astype(np.float64) @ wanted.astype(np.float64)), square
+
+
+def feedback(levels: Array, scales: Array, zeros: Array | None, width: int, wanted: Array, factor: Array) -> Array:
+    """Return codes; column j takes in ``sum_k<j error_k * factor[k, j]``. Scales, and offsets, are [rows, groups of
+    ``width``]."""
     codes, errors = np.zeros(wanted.shape, np.uint8), np.zeros_like(wanted)
     for column in range(wanted.shape[1]):
         scale = scales[:, column // width]
+        zero = np.zeros_like(scale) if zeros is None else zeros[:, column // width]
         target = wanted[:, column] + errors[:, :column] @ factor[:column, column]
-        codes[:, column] = nearest(levels, target / scale)
-        errors[:, column] = wanted[:, column] - scale * levels[codes[:, column]]
+        codes[:, column] = nearest(levels, (target - zero) / scale)
+        errors[:, column] = wanted[:, column] - value(levels, codes[:, column], scale, zero, offsets=True)
     return codes
 
 

@@ -9,19 +9,29 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.codecs.base import repack
+from ingot.codecs.palette.rows import pack
+from ingot.codecs.table import CODECS
 from ingot.errors import IngotError, UsageError
+from ingot.model.layouts.affine import CODES, ROWS_LSB, SCALES, ZEROS, AffineLayout, Group
+from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
+from ingot.model.layouts.affine import POINTS as POINT_PART
+from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.statistics import Statistics
+from ingot.model.tensor import Tensor
 from ingot.ops.convert.convert import prepare
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.planfile import plan_json
 from ingot.ops.identity import content_id
+from ingot.quantizers.blocks import GRIDS
 from ingot.quantizers.factors import factors_of
-from ingot.quantizers.grid import Grid
+from ingot.quantizers.grid import OFFSETS, POINTS, Grid
 from ingot.quantizers.rounding import round_matrix
 from ingot.recipes.load import parse_recipe
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 OTHER = "model.layers.0.mlp.down_proj.weight"
+OFFSET = 'zero_kind = "offset"'
 RECIPE = """
 [[rules]]
 match = "*_proj.weight"
@@ -79,6 +89,12 @@ def wanted(model: Path, statistics: Path, grid: Grid) -> np.ndarray:
         ("ggml_blocks", '{ type = "q4_0" }', Grid(4, 32), "out.gguf"),
         ("ggml_blocks", '{ type = "q8_0" }', Grid(8, 32), "out.gguf"),
         ("affine", "{ bits = 4, group = 32 }", Grid(4, 32), "out.squizd"),
+        ("affine", "{ bits = 3, group = 24, symmetric = false }", Grid(3, 24, zeros=POINTS), "out.zt"),
+        ("affine", '{ group = 32, zero_kind = "offset" }', Grid(4, 32, zeros=OFFSETS), "out.gguf"),
+        ("ggml_blocks", '{ type = "q4_1" }', GRIDS["q4_1"], "out.gguf"),
+        ("ggml_blocks", '{ type = "q5_0" }', GRIDS["q5_0"], "out.gguf"),
+        ("ggml_blocks", '{ type = "q5_1" }', GRIDS["q5_1"], "out.zt"),
+        ("ggml_blocks", '{ type = "iq4_nl" }', GRIDS["iq4_nl"], "out.gguf"),
     ],
 )
 def test_any_container_holds_what_was_chosen(
@@ -110,11 +126,115 @@ def test_folders_of_other_programs_hold_it(model: Path, statistics: Path, tmp_pa
     assert np.array_equal(values, wanted(model, statistics, Grid(4, 32)))
 
 
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"])
+def test_blocks_of_256_arrive_as_they_were_rounded(tmp_path: Path, kind: str) -> None:
+    random = np.random.default_rng(3)
+    weights, inputs = random.normal(size=(7, 256)).astype(np.float16), random.normal(size=(256, 300))
+    arrays = {f"{NAME}:inputs": inputs @ inputs.T / 300, f"{NAME}:in_sum2": np.square(inputs).mean(1)}
+    known = {**{key: array.astype(np.float32) for key, array in arrays.items()}, f"{NAME}:count": np.array([300])}
+    ingot.save(tmp_path / "m.safetensors", {NAME: weights})
+    ingot.save(tmp_path / "s.safetensors", known, {"ingot.statistics": "1"})
+    own = recipe(tmp_path, "ggml_blocks", f'{{ type = "{kind}" }}')
+    of = Statistics.in_memory(known).for_matrix(NAME)
+    assert of is not None
+    exact = round_matrix(weights.astype(np.float32), GRIDS[kind], factors_of(of)).values()
+    for target in ("out.gguf", "out.zt"):
+        out = tmp_path / target
+        ingot.convert(tmp_path / "m.safetensors", out, own, calibration=tmp_path / "s.safetensors")
+        with ingot.open(out) as found:
+            assert GgmlBlocksLayout.of(found[NAME]).type == kind
+            assert np.array_equal(found[NAME].numpy("f32"), exact)
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq", "compressed-tensors", "mlx"])
+def test_zeros_arrive_integer_for_integer(
+    model: Path, statistics: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of other programs: codes, scales and zeros, and nothing is rounded before it is written."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(model.read_bytes())
+    offsets = format == "mlx"
+    grid = Grid(4, 32, zeros=OFFSETS if offsets else POINTS)
+    with ingot.open(model) as checkpoint, Statistics.open(statistics, checkpoint) as known:
+        of = known.for_matrix(NAME)
+        assert of is not None
+        exact = round_matrix(checkpoint[NAME].numpy("f32"), grid, factors_of(of))
+    own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
+    options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    with monkeypatch.context() as patch:
+        patch.setattr("ingot.ops.views.rounded.round_matrix", lambda *_, **__: pytest.fail("rounded while planning"))
+        with prepare(options) as prepared:
+            assert prepared.plan.size
+    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    with ingot.open(tmp_path / "out") as found:
+        stored = found[NAME]
+        plain = AffineLayout(4, Group(32), ROWS_LSB, False, OFFSET_PART if offsets else POINT_PART, "f16", "f16")
+        values, same = stored.numpy("f32"), stored.layout == plain
+        parts = {key: part.view() for key, part in stored.parts.items()} if same else taken(stored, plain)
+    assert np.array_equal(np.frombuffer(parts[CODES], np.uint8), pack(exact.codes, 4))
+    assert np.array_equal(np.frombuffer(parts[SCALES], np.float16), exact.scales.reshape(-1))
+    assert exact.zeros is not None
+    assert np.array_equal(np.frombuffer(parts[ZEROS], np.float16), exact.zeros.reshape(-1))
+    assert np.array_equal(values, exact.values())
+
+
+def taken(tensor: Tensor, layout: AffineLayout) -> dict[str, np.ndarray]:
+    """Return the parts that a tensor has in another layout."""
+    found = repack(CODECS[tensor.codec], tensor, layout)
+    assert found.exact, found.why_not
+    reader = found.reader()
+    parts: dict[str, np.ndarray] = reader.read(found.rows)
+    reader.finish()
+    return parts
+
+
 def test_the_bytes_are_the_same_on_any_number_of_threads(model: Path, statistics: Path, tmp_path: Path) -> None:
     own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
     for threads in (1, 4):
         ingot.convert(model, tmp_path / f"{threads}.zt", own, calibration=statistics, threads=threads)
     assert (tmp_path / "1.zt").read_bytes() == (tmp_path / "4.zt").read_bytes()
+
+
+def test_what_statistics_lack_is_told(tmp_path: Path) -> None:
+    """Inputs that were always 0, an expert without a token, a second moment that is none: named, in JSON too."""
+    random = np.random.default_rng(6)
+    stack = "model.layers.0.mlp.experts.up_proj.weight"
+    x = random.normal(size=(32, 90)).astype(np.float32)
+    x[3] = x[7] = 0
+    bad = np.eye(32, dtype=np.float32)
+    bad[0, 1] = bad[1, 0] = 1.05
+    arrays = {
+        f"{stack}:expert.0:inputs": x @ x.T / 90,
+        f"{stack}:expert.0:in_sum2": np.square(x).mean(1),
+        f"{stack}:expert.0:count": np.array([90]),
+        f"{stack}:expert.1:in_sum2": np.zeros(32, np.float32),
+        f"{stack}:expert.1:count": np.array([0]),
+        f"{OTHER}:inputs": bad,
+        f"{OTHER}:in_sum2": np.ones(32, np.float32),
+        f"{OTHER}:count": np.array([5]),
+    }
+    weights = {stack: random.normal(size=(2, 8, 32)), OTHER: random.normal(size=(8, 32)), NAME: np.ones((8, 32))}
+    ingot.save(tmp_path / "m.safetensors", {name: array.astype(np.float32) for name, array in weights.items()})
+    ingot.save(tmp_path / "s.safetensors", arrays, {"ingot.statistics": "1"})
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    report = ingot.convert(tmp_path / "m.safetensors", tmp_path / "o.zt", own, calibration=tmp_path / "s.safetensors")
+    found = {each.matrix: each for each in report.rounded}
+    assert [found[f"{stack}:expert.{n}"].tokens for n in (0, 1)] == [90, 0]
+    assert (found[f"{stack}:expert.0"].dead, found[f"{stack}:expert.1"].dead) == (2, 0)
+    assert found[NAME].tokens is None
+    assert 0.05 < found[OTHER].damping < 0.2
+    assert found[f"{stack}:expert.0"].damping == 0.01
+    for part in (
+        f"{stack}:expert.0 (2)",
+        f"no token was sent there, all errors weighed alike: {stack}:expert.1",
+        OTHER,
+    ):
+        assert any(part in note for note in report.notes), part
+    data = {figure.name: figure.value for figure in report.report().figures if figure.data}["rounded"]
+    assert [row["matrix"] for row in data] == sorted(found)
+    assert {"tokens", "damping", "dead", "error"} <= set(data[0])
 
 
 def test_statistics_of_another_model_are_refused(statistics: Path, tmp_path: Path) -> None:

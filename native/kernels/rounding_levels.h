@@ -1,0 +1,88 @@
+// Levels that codes stand for, and the scales and zeros that can be stored beside them.
+#pragma once
+#include "core/rounding.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "kernels/floats.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kSixteen = 16;
+
+inline float as_stored(float value, Dtype type) {
+  if (type == Dtype::f16) return f16_to_f32(f32_to_f16(value));
+  if (type == Dtype::bf16) return bf16_to_f32(f32_to_bf16(value));
+  return value;
+}
+
+// To the nearest integer, ties to even; of magnitudes below 2^22.
+inline float to_integer(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+class Levels {
+ public:
+  explicit Levels(const Grid& grid) : grid_(grid), last_(static_cast<float>(grid.count - 1)) {
+    between_.fill(std::numeric_limits<float>::infinity());
+    for (std::size_t i = 0; i + 1 < grid.count; ++i) between_[i] = grid.levels[i] + (grid.levels[i + 1] - grid.levels[i]) / 2;
+  }
+
+  // The code whose level is nearest; of two as near the even integer, or the lower level of a table.
+  std::uint8_t nearest(float x) const {
+    if (grid_.uniform) {
+      const float low = grid_.levels[0];
+      float place = std::min(std::max(x, low), low + last_);
+      place = to_integer(place) - low;
+      return static_cast<std::uint8_t>(place > 0 ? place : 0.0f);  // NaN: the first
+    }
+    std::size_t code = 0;
+    for (std::size_t step = grid_.count / 2; step > 0; step /= 2) code += x > between_[code + step - 1] ? step : 0;
+    return static_cast<std::uint8_t>(code);
+  }
+
+  // levels[j] = the level nearest to x[j].
+  void nearest_levels(const float* __restrict x, std::size_t n, float* __restrict found) const {
+    const float low = grid_.levels[0], high = low + last_;
+    if (grid_.uniform) {
+      for (std::size_t j = 0; j < n; ++j) {
+        float place = x[j] > low ? x[j] : low;
+        place = place < high ? place : high;
+        found[j] = to_integer(place);
+      }
+      return;
+    }
+    for (std::size_t j = 0; j < n; ++j) found[j] = low;
+    for (std::size_t k = 0; k + 1 < grid_.count; ++k) {
+      const float limit = between_[k], level = grid_.levels[k + 1];
+      for (std::size_t j = 0; j < n; ++j) found[j] = x[j] > limit ? level : found[j];
+    }
+  }
+
+  float level(std::uint8_t code) const { return grid_.levels[code]; }
+
+  float value(std::uint8_t code, float scale, float zero) const {
+    return grid_.offset ? scale * level(code) + zero : scale * (level(code) - zero);
+  }
+
+  // What a value is among the levels.
+  float among(float value, float scale, float zero) const {
+    return grid_.offset ? (value - zero) / scale : value / scale + zero;
+  }
+
+ private:
+  const Grid& grid_;
+  float last_;
+  std::array<float, kMostLevels> between_;
+};
+
+inline float total(const float* lanes) {
+  float sum = 0;
+  for (std::size_t lane = 0; lane < kSixteen; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

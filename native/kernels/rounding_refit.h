@@ -1,0 +1,128 @@
+// The scale, and zero, of a group of one row that take the error under both factors down: values are scale * level + base,
+// of which the error is a quadratic. Among what can be stored: numbers of a type, integers, or integers times a unit.
+#pragma once
+#include <vector>
+
+#include "kernels/rounding_levels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+struct Fitted {
+  float scale, zero;
+};
+
+// Rows and columns of A that belong to a group.
+struct Square {
+  const float* a;
+  std::size_t stride, size;
+};
+
+class Refit {
+ public:
+  Refit(const Grid& grid, const Rounded& to, const Square& square) : grid_(grid), to_(to), square_(square) {
+    if (to.zeros == nullptr) return;
+    rows_.resize(square.size);
+    float lanes[kSixteen] = {};
+    for (std::size_t j = 0; j < square.size; ++j) {
+      float own[kSixteen] = {};
+      for (std::size_t k = 0; k < square.size; ++k) own[k % kSixteen] += square.a[j * square.stride + k];
+      rows_[j] = total(own);
+      lanes[j % kSixteen] += rows_[j];
+    }
+    ones_ = total(lanes);
+  }
+
+  // Of levels as they are now; m is G D A of these weights, `own` the row's entry of G, `at` the place of its scale.
+  Fitted better(const Fitted& now, const float* levels, const float* m, float own, std::size_t at) const {
+    const Error error = error_of(levels, m, own);
+    if (to_.zeros == nullptr) {
+      if (!(error.squares > 0)) return now;
+      const float scale = stored_scale(now.scale - error.along / error.squares, now.scale, at);
+      return allowed(scale) && error.of(scale - now.scale, 0) < 0 ? Fitted{scale, 0} : now;
+    }
+    Fitted best = now;
+    float least = 0;
+    const auto attempt = [&](float scale, float base) {
+      if (!allowed(scale)) return;
+      const float zero = stored_zero(scale, base, now.zero, at);
+      if (!is_finite(zero)) return;
+      const float found = error.of(scale - now.scale, this->base(scale, zero) - this->base(now.scale, now.zero));
+      if (found < least) {
+        least = found;
+        best = {scale, zero};
+      }
+    };
+    const float from = base(now.scale, now.zero);
+    if (error.ones > 0) attempt(now.scale, from - error.shift / error.ones);
+    if (error.squares > 0) attempt(stored_scale(now.scale - error.along / error.squares, now.scale, at), from);
+    const float spread = error.squares * error.ones - error.both * error.both;
+    if (spread > 0x1p-18f * (error.squares * error.ones)) {
+      const float scale = stored_scale(now.scale + (error.both * error.shift - error.ones * error.along) / spread, now.scale, at);
+      // The base of least error for the scale that is stored.
+      attempt(scale, from - (error.shift + error.both * (scale - now.scale)) / error.ones);
+    }
+    return best;
+  }
+
+ private:
+  // What the error becomes, less what it is, where scale and base change by so much.
+  struct Error {
+    float along, shift = 0, squares, both = 0, ones = 0;
+
+    float of(float scale, float base) const {
+      return scale * (2 * along + scale * squares) + base * (2 * shift + base * ones) + 2 * scale * base * both;
+    }
+  };
+
+  Error error_of(const float* levels, const float* m, float own) const {
+    Error error{};
+    for (std::size_t j = 0; j < square_.size; ++j) error.along += m[j] * levels[j];
+    for (std::size_t j = 0; j < square_.size; ++j) {
+      const float* __restrict input = square_.a + j * square_.stride;
+      float lanes[kSixteen] = {};
+      for (std::size_t k = 0; k < square_.size; ++k) lanes[k % kSixteen] += input[k] * levels[k];
+      error.squares += levels[j] * total(lanes);
+    }
+    error.squares *= own;
+    if (to_.zeros == nullptr) return error;
+    for (std::size_t j = 0; j < square_.size; ++j) {
+      error.shift += m[j];
+      error.both += levels[j] * rows_[j];
+    }
+    error.both *= own;
+    error.ones = own * ones_;
+    return error;
+  }
+
+  // What values are at the level 0.
+  float base(float scale, float zero) const { return grid_.offset ? zero : -(scale * zero); }
+
+  bool allowed(float scale) const { return scale != 0 && is_finite(scale) && (grid_.turned || scale > 0); }
+
+  float stored_scale(float scale, float now, std::size_t at) const {
+    if (to_.units == nullptr) return as_stored(scale, grid_.scale_type);
+    const float unit = to_.units[at];
+    if (unit == 0) return now;
+    return unit * to_integer(std::min(std::max(scale / unit, grid_.step_low), grid_.step_high));
+  }
+
+  float stored_zero(float scale, float base, float now, std::size_t at) const {
+    if (!grid_.offset) {
+      const float first = grid_.levels[0], last = grid_.levels[grid_.count - 1];
+      return to_integer(std::min(std::max(-base / scale, first), last));
+    }
+    if (to_.zero_units == nullptr) return as_stored(base, grid_.scale_type);
+    const float unit = to_.zero_units[at];
+    return unit == 0 ? now : -(unit * to_integer(std::min(std::max(-base / unit, 0.0f), grid_.minimum_high)));
+  }
+
+  const Grid& grid_;
+  const Rounded& to_;
+  const Square square_;
+  std::vector<float> rows_;  // sums of A's rows
+  float ones_ = 0;
+};
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,43 @@
+"""The parts that hold rounded matrices, by the layout that a rule asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ingot.codecs.affine.word_rows import stream
+from ingot.codecs.blocks.compose import Numbers, composed
+from ingot.codecs.palette.rows import pack
+from ingot.core.floats import cast
+from ingot.model.layouts.affine import CODES, SCALES, ZEROS
+from ingot.model.layouts.ggml import BLOCKS
+from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES
+from ingot.model.tensor import Array
+from ingot.quantizers.choice import Asked
+from ingot.quantizers.grid import NONE, Rounded
+
+
+def parts_of(found: Sequence[Rounded], asked: Asked) -> Mapping[str, Array]:
+    """Return the parts of the matrices that a tensor stacks, each rounded as ``asked``."""
+    if asked.block is not None:
+        return {BLOCKS: np.concatenate([_blocks(each, asked.block) for each in found])}
+    grid, codes = asked.grid, np.concatenate([each.codes for each in found])
+    scales = {SCALES: cast(np.concatenate([each.scales for each in found]), grid.scales)}
+    if grid.learnt:
+        return {INDICES: pack(codes, grid.bits), CODEBOOK: found[0].levels.astype(np.float16), **scales}
+    if grid.zeros == NONE:
+        return {CODES: _rows(codes ^ np.uint8(1 << grid.bits - 1), grid.bits), **scales}  # two's complement
+    zeros = np.concatenate([each.zeros for each in found if each.zeros is not None])
+    return {CODES: _rows(codes, grid.bits), **scales, ZEROS: cast(zeros, grid.scales)}
+
+
+def _rows(codes: Array, bits: int) -> Array:
+    """Return codes packed row by row. Rows begin at bytes; those of whole bytes are one stream."""
+    return stream(codes, bits) if codes.shape[1] * bits % 8 else pack(codes, bits)
+
+
+def _blocks(found: Rounded, kind: str) -> Array:
+    own = found.scales if found.units is None else found.units
+    least = found.zeros if found.zero_units is None else found.zero_units
+    return composed(kind, found.codes, Numbers(found.scales, found.zeros, own, least))

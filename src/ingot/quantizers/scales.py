@@ -1,0 +1,64 @@
+"""Scales, and zeros, of the groups of some columns, by a search under weights of the columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.blocks.compose import numbers_of
+from ingot.core import native
+from ingot.errors import CodecError
+from ingot.model.tensor import Array
+from ingot.quantizers.grid import Rounded
+
+
+def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
+    """Choose the scales (and zeros) of the columns ``first`` to ``last``: those of a span of the grid.
+
+    Parameters
+    ----------
+    rounded : Rounded
+        Gets them.
+    targets : f32 [rows, cols]
+        What the columns are to be.
+    importance : f32 [cols]
+        What squared errors of the columns weigh: above 0.
+
+    Raises
+    ------
+    CodecError
+        ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale or zero.
+    """
+    if rounded.grid.nested is not None:
+        _choose_nested(rounded, targets, importance, first, last)
+        return
+    group = first // rounded.grid.group
+    row = native.kernels.rounding_scales(
+        rounded.kernel_grid, targets, first, last, importance[first:last], rounded.scales, rounded.zeros, group
+    )
+    if row < len(targets):
+        raise _overflow(rounded.grid.scales, row, first, "; use scales=bf16 or scales=f32")
+
+
+def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
+    grid, nested = rounded.grid, rounded.grid.nested
+    assert nested is not None
+    weights = importance[first:last]
+    weights = np.ascontiguousarray(weights / weights.max(), np.float32)
+    found = numbers_of(nested.type, np.ascontiguousarray(targets[:, first:last]), weights)
+    if isinstance(found, int):
+        raise _overflow("f16", found // (last - first), first, "")
+    groups = slice(first // grid.group, -(-last // grid.group))
+    rounded.scales[:, groups] = found.scales
+    assert rounded.units is not None
+    rounded.units[:, groups] = found.d
+    if found.minima is not None and rounded.zeros is not None and rounded.zero_units is not None:
+        rounded.zeros[:, groups] = found.minima
+        rounded.zero_units[:, groups] = found.least
+
+
+def _overflow(scales: str, row: int, column: int, way_out: str) -> CodecError:
+    return CodecError(
+        "quantizer.scale-overflow",
+        f"expected a scale that {scales} can hold, found a larger one for the group at row {row}, column {column}"
+        f"{way_out}",
+    )

@@ -1,0 +1,187 @@
+"""Grids with zeros, of ggml's blocks, and the order of activations: what is chosen can be stored, and only descends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.quantizers.test_rounding import factors, matrix
+
+from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
+from ingot.codecs.table import CODECS
+from ingot.core import isa, native
+from ingot.model.layouts.ggml import TYPES
+from ingot.model.part import memory_part
+from ingot.model.tensor import Tensor
+from ingot.quantizers.blocks import GRIDS
+from ingot.quantizers.choice import asked
+from ingot.quantizers.factors import feedback_factor, no_factors
+from ingot.quantizers.grid import OFFSETS, POINTS, Grid, Rounded
+from ingot.quantizers.parts import parts_of
+from ingot.quantizers.rounding import _descend, error_under, round_matrix
+
+NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
+ZEROS = (POINTS, OFFSETS)
+
+
+@pytest.fixture
+def each_isa() -> Iterator[tuple[str, ...]]:
+    before = isa.isa()
+    yield tuple(isa.available_isas())
+    isa.set_isa(before)
+
+
+def decoded(found: Rounded, quantizer: str, codec: str, options: dict[str, object]) -> np.ndarray:
+    """What stands in a container: the parts as the codec's own decoder reads them."""
+    wanted = asked(quantizer, codec, options)
+    layout = wanted.layout("f32")
+    parts = parts_of([found], wanted)
+    made = {
+        spec.role: memory_part(np.ascontiguousarray(parts[spec.role]).reshape(-1).view(np.uint8), spec.dtype)
+        for spec in layout.part_specs(found.codes.shape)
+    }
+    tensor = Tensor.from_parts(layout, made, found.codes.shape, "w")
+    out: np.ndarray = CODECS[layout.codec].decode(tensor, "f32")
+    return out
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_blocks_are_put_together_as_the_encoder_packs_them(kind: str) -> None:
+    """Codes and numbers taken out of blocks that the encoder wrote give the same bytes."""
+    weights, even = matrix(3, 512, 4), np.ones(512, np.float32)
+    block, grid = TYPES[kind], GRIDS[kind]
+    blocks = np.empty(weights.size // block.elements * block.nbytes, np.uint8)
+    native.kernels.ggml_encode(kind, weights, "f32", even, True, blocks)
+    values = np.empty(weights.size, np.float32)
+    native.kernels.ggml_decode(kind, blocks, None, values, "f32")
+    if grid.nested is not None:
+        numbers = numbers_of(kind, weights, even)
+        assert isinstance(numbers, Numbers)
+    else:
+        halves = blocks.reshape(-1, block.nbytes)[:, : 4 if grid.zeros == OFFSETS else 2].copy().view("<f2")
+        scale, *more = (np.ascontiguousarray(each, np.float32).reshape(3, -1) for each in halves.T)
+        numbers = Numbers(scale, *(more or [None]), scale, *(more or [None]))
+    spread = np.repeat(numbers.scales, grid.group, axis=1)
+    base = 0 if numbers.minima is None else np.repeat(numbers.minima, grid.group, axis=1)
+    among = (values.reshape(weights.shape) - base) / np.where(spread != 0, spread, 1)
+    codes = np.abs(grid.levels - among[..., None]).argmin(-1).astype(np.uint8)
+    made = composed(kind, codes, numbers)
+    again = np.empty_like(values)
+    native.kernels.ggml_decode(kind, made, None, again, "f32")
+    assert np.array_equal(again, values)
+    assert (made == blocks).all()
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("quantizer", ["importance", "gptq", "two-sided"])
+def test_blocks_hold_what_was_chosen_to_the_bit(kind: str, quantizer: str) -> None:
+    weights, known = matrix(5, 256, 1), factors(5, 256, 2)
+    found = round_matrix(weights, GRIDS[kind], known, quantizer)
+    assert np.array_equal(decoded(found, quantizer, "ggml_blocks", {"type": kind}), found.values())
+    assert error_under(weights, found, known) < 0.5 ** (2 * GRIDS[kind].bits - 2)
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.integers(1, 40), cols=st.integers(1, 70), bits=st.integers(2, 8), group=st.sampled_from((7, 32, 1000)),
+    zeros=st.sampled_from(ZEROS), shift=st.sampled_from((0.0, 2.0, -30.0)), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_zeros_descend_and_can_be_stored(
+    rows: int, cols: int, bits: int, group: int, zeros: str, shift: float, seed: int
+) -> None:
+    weights, known = matrix(rows, cols, seed) + np.float32(shift), factors(rows, cols, seed + 1)
+    grid = Grid(bits, group, zeros=zeros)
+    found = round_matrix(weights, grid, known, "gptq")
+    errors = [error_under(weights, found, known)]
+    for number in range(3):
+        _descend(found, weights, known, refit=number > 0)
+        errors.append(error_under(weights, found, known))
+    assert all(after <= before * 1.0001 + 1e-9 for before, after in pairwise(errors))
+    assert found.zeros is not None
+    assert np.isfinite(found.values()).all()
+    if zeros == POINTS:
+        assert np.isin(found.zeros, np.arange(1 << bits)).all()
+    else:
+        assert (found.zeros == found.zeros.astype(np.float16)).all()
+    options = {"bits": bits, "group": group, "symmetric": False, "zero_kind": zeros.removesuffix("s")}
+    assert np.array_equal(decoded(found, "gptq", "affine", options), found.values())
+
+
+@settings(max_examples=10)
+@given(rows=st.integers(1, 20), blocks=st.integers(1, 2), kind=st.sampled_from(NESTED), seed=st.integers(0, 99))
+def test_nested_scales_descend_in_steps_that_there_are(rows: int, blocks: int, kind: str, seed: int) -> None:
+    weights, known = matrix(rows, 256 * blocks, seed), factors(rows, 256 * blocks, seed + 1)
+    found = round_matrix(weights, GRIDS[kind], known, "gptq")
+    begun, errors = found.scales.copy(), [error_under(weights, found, known)]
+    for number in range(3):
+        _descend(found, weights, known, refit=number > 0)
+        errors.append(error_under(weights, found, known))
+    assert all(after <= before * 1.0001 for before, after in pairwise(errors))
+    assert np.array_equal(decoded(found, "gptq", "ggml_blocks", {"type": kind}), found.values())
+    if rows * blocks > 4:
+        assert (begun != found.scales).any()  # a step was taken
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_zeros_serve_weights_that_lie_aside(zeros: str) -> None:
+    weights, known = matrix(16, 64, 3) + np.float32(1.5), factors(16, 64, 4)
+    for quantizer in ("importance", "gptq", "two-sided"):
+        aside = error_under(weights, round_matrix(weights, Grid(4, 32, zeros=zeros), known, quantizer), known)
+        around = error_under(weights, round_matrix(weights, Grid(4, 32), known, quantizer), known)
+        assert aside < 0.75 * around, quantizer
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_the_zero_of_a_group_that_is_one_number(zeros: str) -> None:
+    weights = np.zeros((3, 16), np.float32)
+    weights[1], weights[2, :8] = 0.75, -0.25
+    found = round_matrix(weights, Grid(4, 8, zeros=zeros), no_factors(16), "two-sided")
+    np.testing.assert_allclose(found.values(), weights, rtol=0.005)
+    assert not found.values()[0].any()
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid(4, 32, zeros=POINTS), Grid(3, 20, zeros=OFFSETS), GRIDS["q4_k"], GRIDS["q3_k"], GRIDS["iq4_xs"]]
+)
+def test_any_instruction_set_gives_the_same_bits(each_isa: tuple[str, ...], grid: Grid) -> None:
+    weights, known = matrix(67, 256, 5), factors(67, 256, 6)
+    seen = set()
+    for name in each_isa:
+        isa.set_isa(name)
+        found = round_matrix(weights, grid, known)
+        zeros = b"" if found.zeros is None else found.zeros.tobytes()
+        seen.add((found.codes.tobytes(), found.scales.tobytes(), zeros))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 16), Grid(3, 16, zeros=POINTS), Grid(4, 8, learnt=True)])
+def test_the_heaviest_columns_are_rounded_first(grid: Grid) -> None:
+    """Feedback in the order of A's diagonal, by scales of the groups as they lie: a plain loop."""
+    weights, known = matrix(6, 48, 1), factors(6, 48, 2)
+    found = round_matrix(weights, grid, known, "gptq", act_order=True)
+    plain = round_matrix(weights, grid, known, "importance", found.levels)
+    assert np.array_equal(found.scales, plain.scales)
+    order = np.argsort(-known.weights, kind="stable")
+    upper = feedback_factor(known.inputs[np.ix_(order, order)])[0].astype(np.float64)
+    targets = weights[:, order].astype(np.float64)
+    values = found.values()
+    for place, column in enumerate(order):
+        group = found.groups[column]
+        levels = found.levels if found.zeros is None else found.levels - found.zeros[:, group][:, None]
+        choices = levels * found.scales[:, group][:, None]
+        best = np.abs(choices - targets[:, place][:, None]).min(1)
+        chosen = np.abs(values[:, column] - targets[:, place])
+        assert (chosen <= best + 1e-5).all()
+        targets += (weights[:, column] - values[:, column]).astype(np.float64)[:, None] * upper[place]
+    known_first = round_matrix(weights, grid, known, "gptq")
+    assert not np.array_equal(known_first.codes, found.codes)
+
+
+def test_what_is_never_seen_is_no_reason_to_stop() -> None:
+    known = factors(4, 256, 7, rank=3)
+    found = round_matrix(matrix(4, 256, 8), GRIDS["q4_k"], known)
+    assert np.isfinite(found.values()).all()
