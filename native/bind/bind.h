@@ -51,6 +51,7 @@ void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_ggml(nb::module_& m);
 void bind_isa(nb::module_& m);
+void bind_kv_cache(nb::module_& m);
 void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);
 void bind_records(nb::module_& m);

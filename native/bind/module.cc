@@ -14,6 +14,7 @@ NB_MODULE(_native, m) {
   bind_delta_add(m);
   bind_entropy(m);
   bind_floats(m);
+  bind_kv_cache(m);
   bind_mapping(m);
   bind_palette(m);
   bind_records(m);

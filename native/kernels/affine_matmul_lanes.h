@@ -52,7 +52,7 @@ inline void load_filled(const void* from, Dtype type, std::size_t first, std::si
   for (std::size_t k = held; k < kCount; ++k) values[k] = 0;
 }
 
-void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
+inline void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
   switch (out.type) {
     case Dtype::f16:
       return store_block<Dtype::f16>(from, count, static_cast<std::uint16_t*>(out.values) + first);

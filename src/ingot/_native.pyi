@@ -184,6 +184,29 @@ def ggml_compose(
     blocks: Array,
 ) -> None: ...
 def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Array | None) -> None: ...
+def kv_scores(
+    queries: Array,
+    packed: Array,
+    scales: Array,
+    zeros: Array,
+    blocks: int,
+    bits: int,
+    out: Array,
+    first: int,
+    threads: int,
+) -> None: ...
+def kv_values(
+    weights: Array,
+    first: int,
+    packed: Array,
+    scales: Array,
+    zeros: Array,
+    blocks: int,
+    bits: int,
+    group: int,
+    out: Array,
+    threads: int,
+) -> None: ...
 def words_turn(
     in_: Array, start: int, stride: int, rows: int, cols: int, out: Array, out_start: int, out_stride: int
 ) -> None: ...

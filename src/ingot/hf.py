@@ -5,6 +5,7 @@
 
     model = AutoModelForCausalLM.from_pretrained("folder")  # packed .zt, .squizd, MLX's safetensors
     model.save_pretrained("copy")  # packed layers as they are
+    ingot.hf.use_kv_cache(model, "int4")  # keys and values in packed blocks
 
 Raises ``MissingExtraError`` where torch or transformers is not installed.
 """
@@ -21,5 +22,6 @@ _quantizer = require("ingot.adapters.transformers_quantizer", EXTRA)
 _quantizer.register()
 
 IngotConfig = _quantizer.IngotConfig
+use_kv_cache = require("ingot.adapters.kv_cache", EXTRA).use_kv_cache
 
-__all__ = ["IngotConfig"]
+__all__ = ["IngotConfig", "use_kv_cache"]

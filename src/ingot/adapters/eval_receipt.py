@@ -50,6 +50,7 @@ def write_receipt(
         "keep_packed": protocol.keep_packed,
         "reference": compared,
         **({} if result.compute == EXACT else {"compute": result.compute}),
+        **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
     found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
     entry: dict[str, Any] = {"of": of, "by": f"ingot {ingot.__version__}", "figures": found}

@@ -57,6 +57,10 @@ def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
         ("tokens per second", number(result.tokens_per_second), ""),
         ("peak memory", size_text(result.peak_memory), ""),
     ]
+    if result.kv_cache is not None:
+        use = result.kv_cache
+        share = f"{use.bytes_per_token:.0f} of {use.full_bytes_per_token:.0f}"
+        rows.append((f"KV cache {use.kind}, bytes per token", share, ""))
     for name, label, show in _FIGURES:
         value, within = getattr(result, name), result.intervals.get(name)
         if value is not None:

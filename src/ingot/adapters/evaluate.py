@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.adapters.eval_gate import Term, Verdict, judged, parse_gate, require_measured
 from ingot.adapters.eval_receipt import write_receipt
@@ -33,6 +33,9 @@ from ingot.model.report import Report, Shown
 from ingot.ops.check.receipt import require_place
 from ingot.stores.table import location_of, read_start
 
+if TYPE_CHECKING:
+    from ingot.adapters.kv_cache import KvUse
+
 # Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
 _BYTES_PER_TOKEN = 64
 # Logits of a pass, in elements: 64 MiB in f32.
@@ -54,6 +57,9 @@ class Evaluation(Shown):
 
     ``compute`` is how packed linear layers multiplied; of ``int8``, ``compute_kl`` is what rounding adds: the
     mean over tokens of KL(the same model in exact mode || model).
+
+    ``kv_cache`` is what keys and values take, in all windows read together, where they were packed: then each token is
+    predicted from what the cache holds for it, as if tokens were read one by one.
 
     ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
     ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
@@ -80,6 +86,7 @@ class Evaluation(Shown):
     top_k: float | None = None
     compute: str = EXACT
     compute_kl: float | None = None
+    kv_cache: KvUse | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     layers: Sequence[LayerError] = ()
     departs: float | None = None
@@ -104,6 +111,7 @@ class Passes:
     tokens: int = 0
     seconds: float = 0.0
     peak: int = 0
+    kv_cache: KvUse | None = None
 
 
 def evaluate(
@@ -134,7 +142,8 @@ def evaluate(
     UsageError
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
         another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: none where one is needed;
-        ``eval.top-k``: more tokens than there are; ``eval.gate``: cannot be read, or names what is not measured.
+        ``eval.top-k``: more tokens than there are; ``eval.gate``: cannot be read, or names what is not measured;
+        ``kv.evict``, ``kv.layers``: a packed KV cache with what it does not go with.
     IngotError
         As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
@@ -143,12 +152,18 @@ def evaluate(
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
         require_place(path)
+    if measures.per_layer and loading.kv_cache is not None:
+        raise UsageError(
+            "expected the full cache to compare layers with, whose outputs are those of one pass, found a packed one",
+            rule="kv.layers",
+        )
     reports: list[LoadReport] = []
     wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
     _require_tokens(model, measures.top_k)
     windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, chosen)
-    other = None if reference is None else replace(wanted, path=reference, keep_packed=False, compute=EXACT)
+    plain = replace(wanted, keep_packed=False, compute=EXACT, kv_cache=None)
+    other = None if reference is None else replace(plain, path=reference)
     passes, scores, layers = scored(torch, model, windows, other, measures)
     result = Evaluation(
         model=location_of(path),
@@ -161,6 +176,7 @@ def evaluate(
         load=reports[0],
         reference=None if reference is None else location_of(reference),
         compute=loading.compute,
+        kv_cache=passes.kv_cache,
         **_found(scores, layers, measures, terms),
     )
     if not measures.receipt:
@@ -311,7 +327,12 @@ def _timed(model: Any, batch: Any, passes: Passes) -> Any:
     wait = _waiting(batch.device)
     wait()
     began = time.perf_counter()
-    logits = model(input_ids=batch, use_cache=False).logits
+    kv = require("ingot.adapters.kv_cache", EXTRA)
+    if kv.settings_of(model) is None:
+        logits = model(input_ids=batch, use_cache=False).logits
+    else:
+        logits, cache = kv.read_in_steps(model, batch)
+        passes.kv_cache = passes.kv_cache or cache.use()
     wait()
     passes.seconds += time.perf_counter() - began
     passes.tokens += batch.numel()

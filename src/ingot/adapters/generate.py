@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
@@ -19,6 +19,9 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.ops.attachments import located, no_attachment
 from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open as open_checkpoint
+
+if TYPE_CHECKING:
+    from ingot.adapters.kv_cache import KvUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Generated:
 
     ``first_token_seconds`` is the pass over the prompt; ``tokens_per_second`` counts the tokens after the first, None
     where there is only one. ``stopped`` tells whether the model ended by itself. ``drafted`` is there where a
-    draft head was used.
+    draft head was used; ``kv_cache`` where keys and values were packed: what they take behind the last pass.
     """
 
     prompt: str
@@ -70,6 +73,7 @@ class Generated:
     first_token_seconds: float
     tokens_per_second: float | None
     drafted: Drafted | None = None
+    kv_cache: KvUse | None = None
 
 
 def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, draft: Draft | None = None) -> Generated:
@@ -89,7 +93,8 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
     ------
     UsageError
         ``generate.max-tokens``, ``generate.prompt``: the prompt has no tokens, or with the new ones too many for the
-        model; ``attachments.none``: the artifact carries no draft head; ``draft.tokens``.
+        model; ``attachments.none``: the artifact carries no draft head; ``draft.tokens``; ``kv.draft``: a draft head
+        beside a packed KV cache.
     UnsupportedError
         ``generate.no-head``: a model without a language head; ``draft.model``: one that no head can draft for.
     FormatError
@@ -101,6 +106,12 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
     reports: list[LoadReport] = []
     wanted = source if isinstance(source, LoadOptions) else LoadOptions(source)
+    if draft is not None and wanted.kv_cache is not None:
+        raise UsageError(
+            "expected the full cache beside a draft head, whose tokens are those without it, found a packed one: leave "
+            "one of them away",
+            rule="kv.draft",
+        )
     model = load_model(replace(wanted, coreml=False, report=reports.append))
     tokenizer = load_tokenizer(wanted.path if wanted.model_dir is None else wanted.model_dir)
     tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
@@ -108,13 +119,15 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
     require_vocabulary(model, tokens)
     ends = end_tokens(model)
     if draft is None:
-        new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends)
+        caches: list[Any] = []
+        new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends, caches.append)
         first, rest, drafted = seconds[0], sum(seconds[1:]), None
+        use = None if wanted.kv_cache is None else caches[0].use()
     else:
         head = draft_head(wanted.path if draft.head is None else draft.head, model)
         speculate = require("ingot.adapters.speculate", EXTRA).speculate
         done = speculate(model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens)
-        new_tokens, first, rest, drafted = done.tokens, done.first, done.rest, _drafted(done)
+        new_tokens, first, rest, drafted, use = done.tokens, done.first, done.rest, _drafted(done), None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
@@ -125,6 +138,7 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         first_token_seconds=first,
         tokens_per_second=len(new_tokens[1:]) / rest if rest else None,
         drafted=drafted,
+        kv_cache=use,
     )
 
 
@@ -164,11 +178,17 @@ def _drafted(done: Any) -> Drafted:
     )
 
 
-def greedy(model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool]) -> tuple[list[int], list[float]]:
+def greedy(
+    model: Any,
+    tokens: Any,
+    count: int,
+    enough: Callable[[list[int]], bool],
+    ended: Callable[[Any], object] = lambda _: None,
+) -> tuple[list[int], list[float]]:
     """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64) and the seconds that each took.
 
-    ``enough`` is asked after each token, with all new ones, whether to end. Logits are compared as they are: no
-    temperature, no penalty, no sampling.
+    ``enough`` is asked after each token, with all new ones, whether to end; ``ended`` gets the cache at the end. Logits
+    are compared as they are: no temperature, no penalty, no sampling.
     """
     torch = require("torch", EXTRA)
     new_tokens: list[int] = []
@@ -183,6 +203,7 @@ def greedy(model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bo
             tokens = torch.tensor([[token]], device=tokens.device)
             new_tokens.append(token)
             seconds.append(time.perf_counter() - began)
+    ended(cache)
     return new_tokens, seconds
 
 

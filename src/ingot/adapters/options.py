@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ingot.adapters.kv_options import kv_cache
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.ops.options import AnyPath
@@ -59,6 +60,14 @@ class Loading:
             "How packed linear layers multiply: exact, or int8, which rounds inputs to 8 bits and keeps weights packed."
         ),
     )
+    kv_cache: Any = field(
+        default=None,
+        metadata=about(
+            "How keys and values are cached: int8, int4 or kivi2, with options as in int4,window=128,evict=1024; by "
+            "default as they are.",
+            metavar="KIND",
+        ),
+    )
     model_dir: AnyPath | None = field(
         default=None,
         metadata=about(
@@ -74,6 +83,7 @@ class Loading:
             raise UsageError(
                 f"expected compute {' or '.join(COMPUTES)}, found {self.compute!r:.80}", rule="model.compute"
             )
+        object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
 
     def of(self, path: AnyPath, **more: Any) -> LoadOptions:
         """Return how the model at ``path`` is loaded; ``more`` are further fields, or replace these."""

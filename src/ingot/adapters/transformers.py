@@ -73,11 +73,11 @@ def load_model(options: LoadOptions) -> Any:
     FormatError
         ``model.*``: config.json is missing or wrong, or disagrees with the weights (``spec/loading.md``).
     UnsupportedError
-        ``model.architecture``, ``model.quantized``, ``model.dtype``, ``model.unchecked``.
+        ``model.architecture``, ``model.quantized``, ``model.dtype``, ``model.unchecked``, ``kv.model``, ``kv.evict``.
     ResourceError
         ``ram.guard``.
     UsageError
-        ``model.device``, ``model.option``.
+        ``model.device``, ``model.option``, ``kv.option``.
     MissingExtraError
         torch or transformers is not installed.
     IngotError
@@ -126,6 +126,7 @@ def _wishes(options: LoadOptions) -> dispatch.Wishes:
             ("packed or decoded weights", options.keep_packed is not None),
             ("a model of transformers", not options.coreml),
             ("streamed weights", options.stream),
+            ("a packed KV cache", options.kv_cache is not None),
         )
         if given
     ]
@@ -225,6 +226,8 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
         stream.install(model)
     if options.compute == INT8:
         _round(model, device, checkpoint.location)
+    if options.kv_cache is not None:
+        require("ingot.adapters.kv_cache", EXTRA).install(model, options.kv_cache)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     kept = placed.packed | {site.tensor.name for site in placed.streamed}

@@ -20,6 +20,7 @@ EPILOG = (
     '  ingot generate ./packed "The kernel" --keep-packed --max-tokens 64\n\n'
     '  ingot generate model.zt "The kernel" --dtype f32 --json\n\n'
     '  ingot generate ./model.squizd "The kernel" --draft\n\n'
+    '  ingot generate ./model "The kernel" --kv-cache int4\n\n'
     '  ingot generate ./larger-than-memory "The kernel" --stream --max-ram 2GiB'
 )
 
@@ -70,7 +71,13 @@ def summary(generated: Any) -> list[str]:
         f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {packed}{streamed}",
         f"{times}; {len(generated.tokens)} tokens{end}",
         *([] if generated.drafted is None else [_drafted(generated.drafted)]),
+        *([] if generated.kv_cache is None else [_cached(generated.kv_cache)]),
     ]
+
+
+def _cached(use: Any) -> str:
+    each = f"{use.bytes_per_token:.0f} bytes a token, {use.full_bytes_per_token:.0f} in full precision"
+    return f"KV cache {use.kind}: {size_text(use.nbytes)} of {use.tokens} tokens, {each}"
 
 
 def _drafted(drafted: Any) -> str:

@@ -1,0 +1,224 @@
+// Attention over packed blocks of keys and values, in f32 in a fixed order: spec/kv-cache.md, "Products".
+// Every column has a sum of its own, so that neither the width of vectors nor the number of threads shows in the bits.
+#include "kernels/kv_cache.h"
+
+#include "kernels/affine_matmul_lanes.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kTile = 4;    // rows of queries, or weights, that share the unpacking of codes
+constexpr std::size_t kPiece = 256;  // scales widened at a time
+
+template <std::size_t kBytes>
+inline std::uint64_t load_little(const std::uint8_t* from) {
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < kBytes; ++i) word |= static_cast<std::uint64_t>(from[i]) << (8 * i);
+  return word;
+}
+
+// The codes of neighbouring columns as numbers, a vector at a time.
+template <int kBits>
+class Columns {
+ public:
+  static constexpr std::size_t kBytes = kWidth * kBits / 8;
+
+  Columns() {
+    for (std::size_t i = 0; i < kWidth; ++i) shifts_[i] = static_cast<std::uint32_t>(i * kBits % 32);
+#if defined(__AVX512F__)
+    alignas(64) float table[16];
+    for (int i = 0; i < 16; ++i) table[i] = static_cast<float>(i & ((1 << kBits) - 1));
+    table_ = _mm512_load_ps(table);
+#endif
+  }
+
+  Floats at(const std::uint8_t* codes) const {
+    if constexpr (kBits == 8) {
+      using Bytes = std::uint8_t __attribute__((vector_size(kWidth)));
+      Bytes bytes;
+      std::memcpy(&bytes, codes, sizeof bytes);
+      return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+    } else {
+      const Words words = spread(codes) >> shifts_;
+#if defined(__AVX512F__)
+      return _mm512_permutexvar_ps(std::bit_cast<__m512i>(words), table_);  // looks at the low four bits only
+#else
+      return __builtin_convertvector(std::bit_cast<Ints>(words & ((1u << kBits) - 1)), Floats);
+#endif
+    }
+  }
+
+ private:
+  // The word of 32 bits that each lane's code lies in.
+  static Words spread(const std::uint8_t* codes) {
+    const std::uint64_t word = load_little<kBytes>(codes);
+    const Words low = Words{} + static_cast<std::uint32_t>(word);
+#if defined(__AVX512F__)
+    if constexpr (kBytes > 4)
+      return std::bit_cast<Words>(_mm512_mask_set1_epi32(std::bit_cast<__m512i>(low), 0xff00, static_cast<int>(word >> 32)));
+#endif
+    return low;
+  }
+
+  Words shifts_;
+#if defined(__AVX512F__)
+  __m512 table_;
+#endif
+};
+
+// One block's rows: `count` of the coefficients [kTile, kKvMost] of rows of x.
+struct Block {
+  const std::uint8_t* codes;
+  std::size_t row_bytes, rows;
+};
+
+// sum over rows of x[m, row] * code[row, column] for kVectors vectors of columns, row after row.
+template <int kBits, int kCount, int kVec>
+inline void sum_rows(const Columns<kBits>& columns, const Block& at, const float (*x)[kKvMost], Floats (&sums)[kCount][kVec]) {
+  for (std::size_t row = 0; row < at.rows; ++row) {
+    const std::uint8_t* codes = at.codes + row * at.row_bytes;
+    Floats q[kVec];
+    for (int v = 0; v < kVec; ++v) q[v] = columns.at(codes + v * Columns<kBits>::kBytes);
+    for (int m = 0; m < kCount; ++m) {
+      const Floats factor = splat(x[m][row]);
+      for (int v = 0; v < kVec; ++v) sums[m][v] += factor * q[v];
+    }
+  }
+}
+
+// What is done with the sums of a vector of columns: added to `shift` of the row, and stored or added.
+struct Target {
+  float* out;
+  std::size_t stride;
+  const float* shift;
+  bool adds;
+
+  void put(int m, std::size_t column, const Floats& sum) const {
+    float* to = out + static_cast<std::size_t>(m) * stride + column;
+    const Floats value = sum + splat(shift[m]);
+    store_floats(to, adds ? load_floats(to) + value : value);
+  }
+};
+
+template <int kBits, int kCount, int kVec>
+inline void some_columns(const Columns<kBits>& columns, Block at, const float (*x)[kKvMost], std::size_t column, const Target& to) {
+  Floats sums[kCount][kVec] = {};
+  at.codes += column / kWidth * Columns<kBits>::kBytes;
+  sum_rows<kBits, kCount, kVec>(columns, at, x, sums);
+  for (int m = 0; m < kCount; ++m)
+    for (int v = 0; v < kVec; ++v) to.put(m, column + v * kWidth, sums[m][v]);
+}
+
+template <int kBits, int kCount>
+void all_columns(const Block& at, const float (*x)[kKvMost], std::size_t cols, const Target& to) {
+  constexpr int kVec = kCount == 1 ? 4 : 2;
+  const Columns<kBits> columns;
+  std::size_t column = 0;
+  for (; column + kVec * kWidth <= cols; column += kVec * kWidth) some_columns<kBits, kCount, kVec>(columns, at, x, column, to);
+  for (; column < cols; column += kWidth) some_columns<kBits, kCount, 1>(columns, at, x, column, to);
+}
+
+template <int kBits>
+void product_of(const Block& at, const float (*x)[kKvMost], std::size_t count, std::size_t cols, const Target& to) {
+  switch (count) {
+    case 1:
+      return all_columns<kBits, 1>(at, x, cols, to);
+    case 2:
+      return all_columns<kBits, 2>(at, x, cols, to);
+    case 3:
+      return all_columns<kBits, 3>(at, x, cols, to);
+    default:
+      return all_columns<kBits, 4>(at, x, cols, to);
+  }
+}
+
+void product(int bits, const Block& at, const float (*x)[kKvMost], std::size_t count, std::size_t cols, const Target& to) {
+  if (bits == 2) return product_of<2>(at, x, count, cols, to);
+  if (bits == 4) return product_of<4>(at, x, count, cols, to);
+  product_of<8>(at, x, count, cols, to);
+}
+
+// Element i goes to partial sum i % 16; these are then added in halves.
+float sum_products(const float* a, const float* b, std::size_t n) {
+  alignas(64) float sums[kKvLanes] = {};
+  const std::size_t whole = n / kKvLanes * kKvLanes;
+  for (std::size_t i = 0; i < whole; i += kKvLanes)
+    for (std::size_t lane = 0; lane < kKvLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+  for (std::size_t i = whole; i < n; ++i) sums[i - whole] += a[i] * b[i];
+  for (std::size_t half = kKvLanes / 2; half; half /= 2)
+    for (std::size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  return sums[0];
+}
+
+// The scales, or zeros, of one group of columns: a value for each row.
+void column_of(const std::uint16_t* from, std::size_t rows, std::size_t groups, std::size_t group, float* out) {
+  if (groups == 1) return load_floats_of(from, Dtype::f16, 0, rows, out);
+  alignas(64) float piece[kPiece];
+  const std::size_t n = rows * groups;
+  std::size_t next = group;
+  for (std::size_t start = 0; start < n; start += kPiece) {
+    const std::size_t held = n - start < kPiece ? n - start : kPiece;
+    load_floats_of(from, Dtype::f16, start, held, piece);
+    for (; next < start + held; next += groups) *out++ = piece[next - start];
+  }
+}
+
+// The coefficients of up to kTile rows of x for a group of a block.
+struct Factors {
+  alignas(64) float scales[kKvMost], zeros[kKvMost];
+  alignas(64) float factors[kTile][kKvMost];
+  float shift[kTile];
+
+  void of(const KvBlocks& at, std::size_t block, std::size_t group) {
+    const std::size_t first = block * at.rows * at.groups;
+    column_of(at.scales + first, at.rows, at.groups, group, scales);
+    column_of(at.zeros + first, at.rows, at.groups, group, zeros);
+  }
+
+  void times(const float* x, std::size_t stride, std::size_t count, std::size_t rows) {
+    for (std::size_t m = 0; m < count; ++m, x += stride) {
+      for (std::size_t i = 0; i < rows; ++i) factors[m][i] = x[i] * scales[i];
+      shift[m] = sum_products(x, zeros, rows);
+    }
+  }
+};
+
+}  // namespace
+
+void kv_scores(const KvBlocks& at, const float* queries, std::size_t count, std::size_t head, std::size_t first,
+               std::size_t last, float* out, std::size_t stride) {
+  Factors factors;
+  queries += head * count * at.rows;
+  out += head * count * stride;
+  for (std::size_t b = first; b < last; ++b) {
+    const std::size_t block = head * at.capacity + b;
+    const Block codes{at.packed + block * at.rows * at.row_bytes, at.row_bytes, at.rows};
+    factors.of(at, block, 0);
+    for (std::size_t m = 0; m < count; m += kTile) {
+      const std::size_t some = count - m < kTile ? count - m : kTile;
+      factors.times(queries + m * at.rows, at.rows, some, at.rows);
+      product(at.bits, codes, factors.factors, some, at.cols, {out + m * stride + b * at.cols, stride, factors.shift, false});
+    }
+  }
+}
+
+void kv_values(const KvBlocks& at, const float* weights, std::size_t stride, std::size_t count, std::size_t head,
+               std::size_t group, float* out) {
+  Factors factors;
+  const std::size_t from = group * at.group, cols = at.cols - from < at.group ? at.cols - from : at.group;
+  weights += head * count * stride;
+  out += head * count * at.cols + from;
+  for (std::size_t b = 0; b < at.count; ++b) {
+    const std::size_t block = head * at.capacity + b;
+    const std::size_t start = from * static_cast<std::size_t>(at.bits) / 8;
+    const Block codes{at.packed + block * at.rows * at.row_bytes + start, at.row_bytes, at.rows};
+    factors.of(at, block, group);
+    for (std::size_t m = 0; m < count; m += kTile) {
+      const std::size_t some = count - m < kTile ? count - m : kTile;
+      factors.times(weights + m * stride + b * at.rows, stride, some, at.rows);
+      product(at.bits, codes, factors.factors, some, cols, {out + m * at.cols, at.cols, factors.shift, b != 0});
+    }
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
