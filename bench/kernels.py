@@ -30,6 +30,7 @@ from ingot.codecs.blocks.encode import EXACT, LEVELS
 from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.codecs.scaled_codebook.decode import Held, decoder_of
+from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.core import checksums, isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, cast, cast_into
@@ -102,6 +103,24 @@ def codebooks(weights: np.ndarray, repeat: int) -> list[Row]:
             ours = partial(decoder.decode, tensor.parts["indices"].array(), 0, out, "low_first")
             plain, took = turns(repeat, memcpy(out, copy), ours)
             rows.append(entry(f"decode {name} to {dtype}", out.nbytes / took / 1e9, "GB/s", plain / took, 0.6))
+    return rows
+
+
+def trellises(weights: np.ndarray, repeat: int) -> list[Row]:
+    """Streams through a trellis beside a table of 16 values and memcpy; encoding, of less rows."""
+    rows, ways = [], [("NF4 g64", ScaledCodebookCodec(), {"group": 64})]
+    ways += [(f"trellis {bits} bits g64", TrellisCodec(), {"bits": bits, "group": 64}) for bits in (2, 3, 4)]
+    some = weights[:256]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for dtype in ("bf16", "f32"):
+        out, copy = touched(some.shape, dtype), touched(some.shape, dtype)
+        for name, codec, options in ways:
+            tensor = encode_tensor(codec, some, options, dtype="bf16")
+            plain, took = turns(repeat, memcpy(out, copy), partial(tensor.numpy, out=out), clock=time.process_time)
+            rows.append(entry(f"decode {name} to {dtype}", out.size / took / 1e9, "G weights/s", plain / took, None))
+    for name, codec, options in ways:
+        seconds = turns(2, partial(codec.encoder(some.shape, "bf16", options).encode, some), clock=time.process_time)[0]
+        rows.append(entry(f"encode {name} from bf16", some.size / seconds / 1e6, "M weights/s", None, None))
     return rows
 
 
@@ -232,7 +251,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-PARTS = (dequantize, codebooks, tensors, quantize, bitmaps, peers, blocks, others)
+PARTS = (dequantize, codebooks, trellises, tensors, quantize, bitmaps, peers, blocks, others)
 
 
 def main() -> None:

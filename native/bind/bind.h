@@ -58,5 +58,6 @@ void bind_records(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_scaled(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);
+void bind_trellis(nb::module_& m);
 void bind_wdelta(nb::module_& m);
 void bind_words(nb::module_& m);

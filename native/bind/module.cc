@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   bind_rounding(m);
   bind_scaled(m);
   bind_tca_tbe(m);
+  bind_trellis(m);
   bind_wdelta(m);
   bind_words(m);
 }

@@ -16,6 +16,7 @@
 #include "core/scaled.h"
 #include "core/stats.h"
 #include "core/tca_tbe.h"
+#include "core/trellis.h"
 #include "core/wdelta.h"
 #include "core/words.h"
 
@@ -102,6 +103,12 @@
   void rounding_feedback(const Grid& grid, const Rounded& to, std::size_t first, std::size_t last,                    \
                          const float* wanted, float* targets, const float* factor, float* errors);                    \
   void rounding_descend(const Grid& grid, const Rounded& to, const Descent& down);                                    \
+  void trellis_decode(const TrellisBand& band, const float* values, const float* scales, std::size_t first,            \
+                      std::size_t count, void* out, Dtype type);                                                      \
+  void trellis_search(const TrellisColumns& to, const float* wanted, bool open);                                      \
+  void trellis_feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted,           \
+                        float* targets, const float* factor, float* errors);                                          \
+  void trellis_descend(const TrellisColumns& to, const TrellisDescent& down);                                         \
   void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
   void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \
   void words_to_awq(const WordMatrix& in, const WordWindow& out);                                                     \

@@ -286,6 +286,49 @@ def rounding_descend(
     units: Array | None = ...,
     zero_units: Array | None = ...,
 ) -> None: ...
+def trellis_decode(
+    words: Array,
+    bits: int,
+    rows: int,
+    group: int,
+    values: Array,
+    scales: Array,
+    first: int,
+    out: Array,
+    dtype: str,
+) -> None: ...
+def trellis_search(
+    bits: int, group: int, values: Array, weights: Array, scales: Array, windows: Array, wanted: Array, open: bool
+) -> None: ...
+def trellis_feedback(
+    bits: int,
+    group: int,
+    values: Array,
+    weights: Array,
+    scales: Array,
+    windows: Array,
+    first: int,
+    last: int,
+    wanted: Array,
+    targets: Array,
+    factor: Array,
+    errors: Array,
+) -> None: ...
+def trellis_descend(
+    bits: int,
+    group: int,
+    values: Array,
+    weights: Array,
+    scales: Array,
+    windows: Array,
+    inputs: Array,
+    outputs: Array,
+    gradient: Array,
+    change: Array,
+    turn: int,
+    refit: bool,
+    dtype: str,
+) -> None: ...
 def palette_count(
     values: Array, dtype: str, cols: int, importance: Array | None, exponent: int, weights: Array, sums: Array | None
 ) -> int: ...

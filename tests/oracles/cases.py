@@ -13,6 +13,7 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor
@@ -255,6 +256,23 @@ def scaled_otherwise(rng: Random, tensor: Tensor) -> Tensor:
     return replace(tensor, params=params, parts=parts, shape=shape)
 
 
+def trellis(rng: Random) -> Made | None:
+    """Streams and scales of any bits, in bands that no encoder makes too."""
+    shape, bits, kind = shape_of(rng, most=40), int(rng.integers(2, 5)), pick(rng, "f16", "bf16", "f32")
+    cols = shape[-1] if shape else 1
+    group = pick(rng, *(size for size in range(1, cols + 1) if cols % size == 0)) if cols else 1
+    layout = TrellisLayout(bits, group, pick(rng, 16, 32, 256), pick(rng, "f32", "f16", "bf16"), kind)
+    item = made("trellis", np.ones(shape, np.float32), {"bits": bits, "group": group, "scales": kind}, layout.dtype)
+    if item is None or rng.random() < 0.3:
+        return item
+    size, count = 2 * layout.words(shape), prod(shape) // group
+    wild = rng.random() < 0.3
+    numbers = random_bits(rng, (count,), kind) if wild else rng.normal(0, 1, count).astype(numpy_dtype(kind))
+    streams = rng.integers(0, 256, size).astype(np.uint8)
+    parts = {"streams": memory_part(streams, "u8"), "scales": memory_part(numbers, kind)}
+    return Made(replace(item.tensor, dtype=layout.dtype, params=layout.attributes(), parts=parts))
+
+
 def sparse(codec: str) -> Callable[[Random], Made | None]:
     def case(rng: Random) -> Made | None:
         dtype = pick(rng, "f32", "f16", "bf16")
@@ -340,6 +358,7 @@ CASES: dict[str, Callable[[Random], Made | None]] = {
     "low_rank": low_rank,
     "with_low_rank": with_low_rank,
     "scaled_codebook": scaled_codebook,
+    "trellis": trellis,
     "delta_sparse": difference("delta_sparse"),
     "delta_sign": difference("delta_sign"),
     "delta_int4": difference("delta_int4"),

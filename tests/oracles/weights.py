@@ -1,11 +1,12 @@
 """Weights in codes, from ``spec/affine.md``, ``palette.md``, ``sparse*.md``, ``with_outliers.md``,
-``low_rank.md``, ``with_low_rank.md``, ``scaled_codebook.md``.
+``low_rank.md``, ``with_low_rank.md``, ``scaled_codebook.md``, ``trellis.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,38 @@ def scaled_codebook(tensor: Stored, target: str) -> Array:
     return np.ascontiguousarray(found.swapaxes(-1, -2)) if params.get("transposed") else found
 
 
+def trellis_windows(words: Array, total: int, bits: int) -> list[int]:
+    held = sum(int(word) << 16 * place for place, word in enumerate(words))
+    if held >> total:
+        raise RefusedError
+    return [sum((held >> (at + bit) % total & 1) << bit for bit in range(12)) for at in range(0, total, bits)]
+
+
+def trellis(tensor: Stored, target: str) -> Array:
+    params, bits = tensor.params, tensor.params["bits"]
+    count = prod(tensor.shape)
+    if not count:
+        return np.zeros(tensor.shape, np.float32)
+    cols, inner = (tensor.shape or (1,))[-1], tensor.shape[-2] if len(tensor.shape) > 1 else 1
+    normal, step = NormalDist(), {2: 3043, 3: 1543, 4: 263}[bits]
+    ranks = [step * window % 4096 for window in range(4096)]
+    upper = {rank: np.float16(normal.inv_cdf((rank + 0.5) / 4096)) for rank in range(2048, 4096)}
+    values = np.array([upper[r] if r >= 2048 else -upper[4095 - r] for r in ranks], np.float32)
+    words, found, place = np.frombuffer(tensor.parts["streams"][1], "<u2"), np.zeros((count // cols, cols), np.int64), 0
+    for first in range(0, count // cols, inner):
+        for start in range(first, first + inner, params["band"]):
+            rows = min(params["band"], first + inner - start)
+            held = -(-rows * bits // 16)
+            for col, own in enumerate(words[place : place + held * cols].reshape(held, cols).T):
+                found[start : start + rows, col] = trellis_windows(own, rows * bits, bits)
+            place += held * cols
+    with np.errstate(all="ignore"):
+        scales = np.repeat(tensor.wide("scales").reshape(count // cols, -1), params["group_size"], 1)
+        product = (scales * values[found]).astype(np.float32)
+    require_range(product.reshape(-1), np.isfinite(scales).reshape(-1), target)
+    return product.reshape(tensor.shape)
+
+
 DECODERS: dict[str, Decoder] = {
     "dense": dense,
     "affine": affine,
@@ -305,6 +338,7 @@ DECODERS: dict[str, Decoder] = {
     "low_rank": low_rank,
     "with_low_rank": with_low_rank,
     "scaled_codebook": scaled_codebook,
+    "trellis": trellis,
 }
 
 

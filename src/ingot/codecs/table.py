@@ -16,6 +16,7 @@ CODECS: Instances[Codec] = Instances(
         ("affine_words", "ingot.codecs.affine.words:WordsCodec"),
         ("palette", "ingot.codecs.palette.codec:PaletteCodec"),
         ("scaled_codebook", "ingot.codecs.scaled_codebook.codec:ScaledCodebookCodec"),
+        ("trellis", "ingot.codecs.trellis.codec:TrellisCodec"),
         ("ggml_blocks", "ingot.codecs.blocks.codec:BlocksCodec"),
         (FLOAT_ENTROPY, "ingot.codecs.lossless.float_entropy:EntropyCodec"),
         ("tca_tbe", "ingot.codecs.lossless.tca_tbe:TcaCodec"),

@@ -23,6 +23,7 @@ LAYOUTS: Registry[_Family] = Registry(
         ("affine_words", "ingot.model.layouts.words:WordsLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
         ("scaled_codebook", "ingot.model.layouts.scaled_codebook:ScaledCodebookLayout"),
+        ("trellis", "ingot.model.layouts.trellis:TrellisLayout"),
         ("ggml_blocks", "ingot.model.layouts.ggml:GgmlBlocksLayout"),
         ("with_low_rank", "ingot.model.layouts.corrected:CorrectedLayout"),
         ("sparse_csr", "ingot.model.layouts.sparse:CsrLayout"),

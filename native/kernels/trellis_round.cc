@@ -1,0 +1,300 @@
+// Choosing streams: of least weighed error, with feedback between columns (GPTQ, arXiv 2210.17323), and down the error
+// under two factors. Sums have one order at any width of vectors.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include "core/trellis.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/floats.h"
+#include "kernels/kernels.h"
+#include "kernels/matrix.h"
+#include "kernels/trellis_search.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kSixteen = 16;
+constexpr float kFar = 0x1p20f;  // of a target over its scale: nothing is gained beyond the largest value
+constexpr float kSofter = 4.0f;  // second try: errors weigh so much more, and fewer change
+
+inline float as_stored(float value, Dtype type) {
+  if (type == Dtype::f16) return f16_to_f32(f32_to_f16(value));
+  if (type == Dtype::bf16) return bf16_to_f32(f32_to_bf16(value));
+  return value;
+}
+
+inline float dot(const float* __restrict a, const float* __restrict b, std::size_t n) {
+  float lanes[kSixteen] = {};
+  std::size_t i = 0;
+  for (; i + kSixteen <= n; i += kSixteen)
+    for (std::size_t lane = 0; lane < kSixteen; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
+  for (; i < n; ++i) lanes[i % kSixteen] += a[i] * b[i];
+  float sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+// A column as searches take it: targets over scales, and what the squares of these weigh.
+class Column {
+ public:
+  explicit Column(const TrellisColumns& of) : of_(of), targets_(of.rows), weights_(of.rows) {}
+
+  const float* targets() const { return targets_.data(); }
+  const float* weights() const { return weights_.data(); }
+
+  void set(const float* wanted, std::size_t col) {
+    const float* scales = of_.scales + col / of_.group * of_.rows;
+    float most = 0;
+    for (std::size_t i = 0; i < of_.rows; ++i) most = std::max(most, std::fabs(scales[i]));
+    for (std::size_t i = 0; i < of_.rows; ++i) {
+      const float scale = scales[i], part = most > 0 ? scale / most : 0.0f;
+      targets_[i] = scale != 0 ? std::min(std::max(wanted[i] / scale, -kFar), kFar) : 0.0f;
+      weights_[i] = of_.weights[i] * (part * part);
+    }
+  }
+
+ private:
+  const TrellisColumns& of_;
+  std::vector<float> targets_, weights_;
+};
+
+template <int kBits>
+void search(const TrellisColumns& to, const float* wanted, bool open) {
+  Search<kBits> find(to.values);
+  Column column(to);
+  for (std::size_t col = 0; col < to.cols; ++col) {
+    column.set(wanted + col * to.rows, col);
+    std::uint16_t* windows = to.windows + col * to.rows;
+    if (open)
+      find.open(column.targets(), column.weights(), to.rows, windows);
+    else
+      find.whole(column.targets(), column.weights(), to.rows, windows);
+  }
+}
+
+template <int kBits>
+void feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted, float* targets,
+              const float* factor, float* errors) {
+  Search<kBits> find(to.values);
+  Column column(to);
+  const std::size_t rows = to.rows;
+  for (std::size_t col = first; col < last; ++col) {
+    column.set(targets + col * rows, col);
+    std::uint16_t* windows = to.windows + col * rows;
+    find.whole(column.targets(), column.weights(), rows, windows);
+    const float* scales = to.scales + col / to.group * rows;
+    float* __restrict error = errors + col * rows;
+    for (std::size_t i = 0; i < rows; ++i) error[i] = wanted[col * rows + i] - scales[i] * to.values[windows[i]];
+    for (std::size_t next = col + 1; next < last; ++next) {
+      const float link = factor[col * to.cols + next];
+      float* __restrict target = targets + next * rows;
+      for (std::size_t i = 0; i < rows; ++i) target[i] += error[i] * link;
+    }
+  }
+}
+
+template <int kBits>
+class Descend {
+ public:
+  Descend(const TrellisColumns& to, const TrellisDescent& down)
+      : to_(to), down_(down), find_(to.values), column_(to), wanted_(to.rows), moved_(to.rows), pulled_(to.rows),
+        before_(to.rows), part_(to.group), along_(to.group) {}
+
+  void run() {
+    for (std::size_t first = 0; first < to_.cols; first += to_.group) {
+      const std::size_t last = std::min(first + to_.group, to_.cols);
+      for (std::size_t col = first; col < last; ++col) move(first, last, col);
+      if (down_.refit)
+        for (std::size_t row = 0; row < to_.rows; ++row) refit(first, last, row);
+      carry(first, last);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kSymbols = Search<kBits>::kSymbols, kSpan = Search<kBits>::kSpan;
+
+  const float* scales(std::size_t col) const { return to_.scales + col / to_.group * to_.rows; }
+  float input(std::size_t a, std::size_t b) const { return down_.inputs[a * to_.cols + b]; }
+  const float* output(std::size_t row) const { return down_.outputs + row * to_.rows; }
+
+  // pulled_ = G moved_
+  void pull() {
+    std::fill(pulled_.begin(), pulled_.end(), 0.0f);
+    float* __restrict sum = pulled_.data();
+    for (std::size_t row = 0; row < to_.rows; ++row) {
+      const float by = moved_[row];
+      if (by == 0) continue;
+      const float* __restrict link = output(row);
+      for (std::size_t i = 0; i < to_.rows; ++i) sum[i] += by * link[i];
+    }
+  }
+
+  // One column's windows, all others as they are.
+  void move(std::size_t first, std::size_t last, std::size_t col) {
+    const std::size_t rows = to_.rows;
+    const float own = input(col, col);
+    if (!(own > 0)) return;
+    std::uint16_t* windows = to_.windows + col * rows;
+    std::copy_n(windows, rows, before_.data());
+    if (!searched(col, own, 1.0f)) searched(col, own, kSofter);
+    float* slope = down_.gradient + col * rows;
+    if (rows >= kSpan)
+      for (std::size_t row = 0; row < rows; ++row) one_symbol(windows, slope, scales(col), own, row);
+    bool any = false;
+    for (std::size_t i = 0; i < rows; ++i) {
+      moved_[i] = windows[i] == before_[i] ? 0.0f : scales(col)[i] * (to_.values[windows[i]] - to_.values[before_[i]]);
+      any = any || moved_[i] != 0;
+    }
+    if (!any) return;
+    pull();
+    apply(first, last, col, col);
+    float* __restrict change = down_.change + col * rows;
+    for (std::size_t i = 0; i < rows; ++i) change[i] += moved_[i];
+  }
+
+  // The gradients of a group's columns after column `col` moved by moved_; that of `done` has it already.
+  void apply(std::size_t first, std::size_t last, std::size_t col, std::size_t done) {
+    for (std::size_t other = first; other < last; ++other) {
+      if (other == done) continue;
+      const float link = input(col, other);
+      float* __restrict slope = down_.gradient + other * to_.rows;
+      const float* __restrict sum = pulled_.data();
+      for (std::size_t i = 0; i < to_.rows; ++i) slope[i] += link * sum[i];
+    }
+  }
+
+  // A search as if rows did not touch each other; kept where the error falls though they do.
+  bool searched(std::size_t col, float own, float weight) {
+    const std::size_t rows = to_.rows;
+    float* __restrict slope = down_.gradient + col * rows;
+    std::uint16_t* windows = to_.windows + col * rows;
+    const float* scale = scales(col);
+    for (std::size_t i = 0; i < rows; ++i) {
+      const float curve = weight * own * output(i)[i];
+      wanted_[i] = scale[i] * to_.values[windows[i]] - (curve > 0 ? slope[i] / curve : 0.0f);
+    }
+    column_.set(wanted_.data(), col);
+    std::vector<std::uint16_t>& found = found_;
+    found.assign(windows, windows + rows);
+    find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, found.data());
+    for (std::size_t i = 0; i < rows; ++i)
+      moved_[i] = found[i] == windows[i] ? 0.0f : scale[i] * (to_.values[found[i]] - to_.values[windows[i]]);
+    pull();
+    if (!(2 * dot(moved_.data(), slope, rows) + own * dot(moved_.data(), pulled_.data(), rows) < 0)) return false;
+    std::copy_n(found.data(), rows, windows);
+    for (std::size_t i = 0; i < rows; ++i) slope[i] += own * pulled_[i];
+    return true;
+  }
+
+  // The symbol of one row, whose bit lies in the windows of the rows before it too.
+  void one_symbol(std::uint16_t* windows, float* slope, const float* scale, float own, std::size_t row) {
+    const std::size_t rows = to_.rows;
+    std::size_t at[kSpan];
+    float best[kSpan] = {}, least = 0;
+    std::uint16_t taken[kSpan];
+    for (std::size_t k = 0; k < kSpan; ++k) at[k] = (row + rows - k) % rows;
+    const std::size_t present = windows[row] % kSymbols;
+    for (std::size_t symbol = 0; symbol < kSymbols; ++symbol) {
+      if (symbol == present) continue;
+      float by[kSpan], error = 0;
+      std::uint16_t changed[kSpan];
+      for (std::size_t k = 0; k < kSpan; ++k) {
+        const std::size_t place = k * kBits;
+        changed[k] = static_cast<std::uint16_t>((windows[at[k]] & ~((kSymbols - 1) << place)) | symbol << place);
+        by[k] = scale[at[k]] * (to_.values[changed[k]] - to_.values[windows[at[k]]]);
+        error += 2 * by[k] * slope[at[k]];
+      }
+      for (std::size_t k = 0; k < kSpan; ++k) {
+        const float* link = output(at[k]);
+        float sum = 0;
+        for (std::size_t other = 0; other < kSpan; ++other) sum += by[other] * link[at[other]];
+        error += own * by[k] * sum;
+      }
+      if (!(error < least)) continue;
+      least = error;
+      std::copy_n(by, kSpan, best);
+      std::copy_n(changed, kSpan, taken);
+    }
+    if (!(least < 0)) return;
+    for (std::size_t k = 0; k < kSpan; ++k) {
+      windows[at[k]] = taken[k];
+      const float by = own * best[k];
+      const float* __restrict link = output(at[k]);
+      for (std::size_t i = 0; i < rows; ++i) slope[i] += by * link[i];
+    }
+  }
+
+  // The scale of a row's group: D changes by (new scale - scale) * value.
+  void refit(std::size_t first, std::size_t last, std::size_t row) {
+    const std::size_t rows = to_.rows, size = last - first;
+    float& scale = to_.scales[first / to_.group * rows + row];
+    if (scale == 0) return;
+    float slope = 0, curve = 0;
+    for (std::size_t j = 0; j < size; ++j) {
+      part_[j] = to_.values[to_.windows[(first + j) * rows + row]];
+      slope += down_.gradient[(first + j) * rows + row] * part_[j];
+    }
+    for (std::size_t j = 0; j < size; ++j) {
+      along_[j] = dot(part_.data(), down_.inputs + (first + j) * to_.cols + first, size);
+      curve += part_[j] * along_[j];
+    }
+    curve *= output(row)[row];
+    if (!(curve > 0)) return;
+    const float better = as_stored(scale - slope / curve, down_.scale_type), by = better - scale;
+    if (better == 0 || !is_finite(better) || !(by * (2 * slope + by * curve) < 0)) return;
+    const float* __restrict link = output(row);
+    for (std::size_t j = 0; j < size; ++j) {
+      down_.change[(first + j) * rows + row] += by * part_[j];
+      const float sum = by * along_[j];
+      float* __restrict target = down_.gradient + (first + j) * rows;
+      for (std::size_t i = 0; i < rows; ++i) target[i] += sum * link[i];
+    }
+    scale = better;
+  }
+
+  // What a group's change does to the columns after it.
+  void carry(std::size_t first, std::size_t last) {
+    const std::size_t rows = to_.rows, size = last - first, rest = to_.cols - last;
+    if (rest == 0) return;
+    product_.assign(size * rows, 0.0f);
+    multiply_add<float>(down_.change + first * rows, rows, down_.outputs, rows, product_.data(), rows, size, rows, rows, 1.0f);
+    multiply_add<float>(down_.inputs + last * to_.cols + first, to_.cols, product_.data(), rows,
+                        down_.gradient + last * rows, rows, rest, size, rows, 1.0f);
+  }
+
+  const TrellisColumns& to_;
+  const TrellisDescent& down_;
+  Search<kBits> find_;
+  Column column_;
+  std::vector<float> wanted_, moved_, pulled_;
+  std::vector<std::uint16_t> before_, found_;
+  std::vector<float> part_, along_, product_;
+};
+
+}  // namespace
+
+void trellis_search(const TrellisColumns& to, const float* wanted, bool open) {
+  if (to.bits == 2) return search<2>(to, wanted, open);
+  if (to.bits == 3) return search<3>(to, wanted, open);
+  search<4>(to, wanted, open);
+}
+
+// Columns first to last, whose targets take in the errors of all before; these of each other are added here.
+void trellis_feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted, float* targets,
+                      const float* factor, float* errors) {
+  if (to.bits == 2) return feedback<2>(to, first, last, wanted, targets, factor, errors);
+  if (to.bits == 3) return feedback<3>(to, first, last, wanted, targets, factor, errors);
+  feedback<4>(to, first, last, wanted, targets, factor, errors);
+}
+
+void trellis_descend(const TrellisColumns& to, const TrellisDescent& down) {
+  if (to.bits == 2) return Descend<2>(to, down).run();
+  if (to.bits == 3) return Descend<3>(to, down).run();
+  Descend<4>(to, down).run();
+}
+
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,173 @@
+// The stream of least squared error through a trellis (Viterbi, IEEE Trans. Inf. Theory 13, 1967), from the last row to
+// the first: a row's window is the next row's, one symbol down, with the row's own symbol in its low bits. Of paths that
+// cost the same the one of the lower number stays, so that results are the same at any width of vectors.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/trellis.h"
+#include "kernels/vectors.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Costs = float __attribute__((vector_size(kVectorBytes)));
+constexpr std::size_t kCosts = kVectorBytes / sizeof(float);
+using Bytes = std::uint8_t __attribute__((vector_size(kCosts)));
+
+inline Costs load_costs(const float* from) {
+  Costs found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+// Each of the first entries as often as symbols follow it.
+template <int kBits>
+inline Costs repeated(const float* from) {
+#if defined(__AVX512F__)
+  const __m512i at = _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), kBits);
+  return reinterpret_cast<Costs>(_mm512_permutexvar_ps(at, _mm512_loadu_ps(from)));
+#elif defined(__AVX2__)
+  const __m256i at = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), kBits);
+  return reinterpret_cast<Costs>(_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), at));
+#else
+  return Costs{} + *from;  // four lanes, and four symbols at least
+#endif
+}
+
+constexpr int kAny = -1;
+
+template <int kBits>
+class Search {
+ public:
+  static constexpr std::size_t kSymbols = std::size_t{1} << kBits;
+  static constexpr std::size_t kPlane = kTrellisStates / kSymbols;  // windows less one symbol
+  static constexpr std::size_t kSpan = kTrellisBits / kBits;        // symbols of a window
+  static constexpr std::size_t kBrief = 12;                         // windows of a stream that counts as short
+  static constexpr std::size_t kTried = 14;                         // bits of a stream short enough to try every one
+
+  explicit Search(const float* values) : values_(values) {}
+
+  // The windows of a whole stream that goes round: where it begins follows from a search that begins half-way, of short
+  // ones one round before; these are searched again from other rows.
+  void whole(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
+    if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
+    const std::size_t half = rows / 2;
+    const bool brief = rows < kBrief * kSpan;
+    turned(targets, weights, rows, half, brief ? 3 : 1);
+    run(kAny);
+    trace(kAny);
+    windows[rows - 1] = path_[(brief ? rows : 0) + rows - half - 1];
+    again(targets, weights, rows, 0, windows);
+    for (std::size_t turn = 1; brief && turn < kSpan; ++turn) again(targets, weights, rows, turn * rows / kSpan, windows);
+  }
+
+  // The windows where what goes on from row `turn` - 1 to row `turn` stays as it is: their cost never grows.
+  void again(const float* targets, const float* weights, std::size_t rows, std::size_t turn, std::uint16_t* windows) {
+    if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
+    const int between = windows[(turn + rows - 1) % rows] >> kBits;
+    turned(targets, weights, rows, turn, 1);
+    run(between);
+    trace(between);
+    for (std::size_t i = 0; i < rows; ++i) windows[(turn + i) % rows] = path_[i];
+  }
+
+  // A path with free ends: what errors a whole search would leave, nearly.
+  void open(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
+    turned(targets, weights, rows, 0, 1);
+    run(kAny);
+    trace(kAny);
+    std::copy_n(path_.data(), rows, windows);
+  }
+
+ private:
+  // Rows from `by` on, some rounds of them.
+  void turned(const float* targets, const float* weights, std::size_t rows, std::size_t by, std::size_t rounds) {
+    targets_.resize(rounds * rows);
+    weights_.resize(rounds * rows);
+    path_.resize(rounds * rows);
+    back_.resize(rounds * rows * kPlane);
+    for (std::size_t i = 0; i < rounds * rows; ++i) {
+      targets_[i] = targets[(i + by) % rows];
+      weights_[i] = weights[(i + by) % rows];
+    }
+  }
+
+  // `after`: the low bits of the window behind the last row.
+  void run(int after) {
+    std::fill_n(cost_, kTrellisStates, after == kAny ? 0.0f : std::numeric_limits<float>::infinity());
+    if (after != kAny)
+      for (std::size_t k = 0; k < kSymbols; ++k) cost_[k * kPlane + static_cast<std::size_t>(after)] = 0;
+    for (std::size_t i = targets_.size(); i-- > 0;) step(targets_[i], weights_[i], back_.data() + i * kPlane);
+  }
+
+  void step(float target, float weight, std::uint8_t* __restrict back) {
+    for (std::size_t u = 0; u < kPlane; u += kCosts) {
+      Costs best = load_costs(cost_ + u);
+      Ints from = {};
+      for (std::size_t k = 1; k < kSymbols; ++k) {
+        const Costs other = load_costs(cost_ + k * kPlane + u);
+        const auto less = other < best;
+        best = less ? other : best;
+        from = less ? Ints{} + static_cast<std::int32_t>(k) : from;
+      }
+      std::memcpy(least_ + u, &best, sizeof best);
+      const Bytes narrow = __builtin_convertvector(from, Bytes);
+      std::memcpy(back + u, &narrow, sizeof narrow);
+    }
+    for (std::size_t s = 0; s < kTrellisStates; s += kCosts) {
+      const Costs away = target - load_costs(values_ + s);
+      const Costs sum = repeated<kBits>(least_ + (s >> kBits)) + weight * (away * away);
+      std::memcpy(cost_ + s, &sum, sizeof sum);
+    }
+  }
+
+  // `low`: the low bits of the first window.
+  void trace(int low) {
+    std::size_t window = low == kAny ? 0 : static_cast<std::size_t>(low);
+    for (std::size_t s = window; s < kTrellisStates; s += low == kAny ? 1 : kPlane)
+      if (cost_[s] < cost_[window]) window = s;
+    for (std::size_t i = 0; i < targets_.size(); ++i) {
+      path_[i] = static_cast<std::uint16_t>(window);
+      const std::size_t shared = window >> kBits;
+      window = back_[i * kPlane + shared] * kPlane + shared;
+    }
+  }
+
+  // Streams of about a window: every one is tried.
+  void all(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) const {
+    const std::size_t total = rows * kBits;
+    float least = std::numeric_limits<float>::infinity();
+    for (std::uint32_t stream = 0; stream < std::uint32_t{1} << total; ++stream) {
+      std::uint64_t round = 0;
+      for (std::size_t have = 0; have < total + kTrellisBits; have += total) round |= std::uint64_t{stream} << have;
+      float error = 0;
+      for (std::size_t i = 0; i < rows; ++i) {
+        const float away = targets[i] - values_[round >> i * kBits & (kTrellisStates - 1)];
+        error += weights[i] * (away * away);
+      }
+      if (!(error < least) && stream > 0) continue;
+      least = error;
+      for (std::size_t i = 0; i < rows; ++i)
+        windows[i] = static_cast<std::uint16_t>(round >> i * kBits & (kTrellisStates - 1));
+    }
+  }
+
+  alignas(64) float cost_[kTrellisStates];
+  alignas(64) float least_[kPlane + 16] = {};  // read past the end, for entries that go unused
+  const float* values_;
+  std::vector<float> targets_, weights_;
+  std::vector<std::uint16_t> path_;
+  std::vector<std::uint8_t> back_;
+};
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

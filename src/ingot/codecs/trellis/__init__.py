@@ -1,0 +1,1 @@
+"""Weights as windows of bit streams: neighbours share bits, so that few of them choose among many values."""

@@ -1,0 +1,149 @@
+"""Encoding: scales from each group's size, the streams of least squared error, then scales of least error for these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.reach import Reach
+from ingot.codecs.trellis.rows import decode_rows
+from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
+from ingot.codecs.trellis.values import values_of
+from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import cast
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.base import Shape, matrix_shape
+from ingot.model.layouts.trellis import BITS, DTYPES_OF_VALUES, SCALES, STREAMS, TrellisLayout, inner_rows
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array
+
+ID = TrellisLayout.codec
+OPTIONS = ("bits", "group", "scales")
+_TURNS = 2  # streams and scales, by turns
+_wrong = partial(wrong_option, ID)
+
+
+def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisLayout:
+    """Return what options ask for.
+
+    Raises
+    ------
+    UsageError
+        ``trellis.option``.
+    UnsupportedError
+        ``trellis.group``: the group does not divide the columns.
+    """
+    require_known(ID, options, OPTIONS)
+    bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
+    if not is_whole(bits, BITS[0], BITS[-1]):
+        raise _wrong("bits 2, 3 or 4", bits)
+    if not is_whole(group, 1, 2**31):
+        raise _wrong("group as a positive number of columns", group)
+    if scales not in DTYPES_OF_VALUES:
+        raise _wrong(f"scales {', '.join(DTYPES_OF_VALUES)}", scales)
+    cols = matrix_shape(shape)[1]
+    if cols % group:
+        raise UnsupportedError(
+            f"codec {ID} expects columns that group {group} divides, found {cols}; take another group",
+            rule=f"{ID}.group",
+        )
+    return TrellisLayout(bits, group, band_for(inner_rows(shape)), dtype, scales)
+
+
+class TrellisEncoder:
+    """Encodes bands of rows, each on its own.
+
+    A group's scale is first the root of its mean square, then, for the streams that this gave, that of least squared
+    error.
+    """
+
+    codec: str = ID
+    fit_passes: int = 0
+    single_chunk: bool = False
+    lossless: bool = False
+    scratch: int = 8 << 20  # what a search remembers of every row
+
+    def __init__(self, shape: Shape, layout: TrellisLayout) -> None:
+        self._layout, self._inner = layout, inner_rows(shape)
+        self._reach = Reach("scales", layout.scales, (), 1.0, layout.dtype)
+        self.params: Mapping[str, Any] = layout.attributes()
+        self.parts: tuple[PartSpec, ...] = layout.part_specs(shape)
+        alone = matrix_shape(shape)[0] <= self._inner or self._inner % layout.band == 0
+        self.step = layout.band if alone else max(self._inner, 1)
+
+    def look(self, rows: Array, start: int) -> bool:
+        return self._reach.look(rows)
+
+    def wider(self) -> Mapping[str, Any]:
+        return self._reach.wider()
+
+    def lost(self) -> str | None:
+        return self._reach.lost()
+
+    def fit_pass(self, rows: Array) -> None:
+        """Nothing to learn beforehand."""
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows.
+
+        Raises ``CodecError``: ``trellis.non-finite``; ``trellis.scale-overflow``: the scales' type cannot hold the
+        scale of a group.
+        """
+        wide = cast(rows, "f32")
+        if not np.isfinite(wide).all():
+            raise CodecError(
+                f"{ID}.non-finite", "expected finite values, found NaN or infinity; keep this tensor dense"
+            )
+        streams, scales = [np.empty(0, np.uint8)], [np.empty(0, numpy_dtype(self._layout.scales))]
+        for first, last in self._bands(len(wide) if wide.size else 0):
+            found = encode_band(np.ascontiguousarray(wide[first:last].T), self._layout)
+            streams.append(pack_band(found[0], self._layout))
+            scales.append(cast(np.ascontiguousarray(found[1].T), self._layout.scales).reshape(-1))
+        return {STREAMS: np.concatenate(streams), SCALES: np.concatenate(scales)}
+
+    def decode(self, parts: Mapping[str, Array], out: Array) -> None:
+        if not out.size:
+            return
+        layout, place = self._layout, 0
+        scales = parts[SCALES].reshape(len(out), -1)
+        for first, last in self._bands(len(out)):
+            size = 2 * out.shape[1] * layout.places(last - first)
+            words = np.ascontiguousarray(parts[STREAMS][place : place + size])
+            decode_rows(layout, words, last - first, scales[first:last], 0, out[first:last])
+            place += size
+
+    def _bands(self, rows: int) -> list[tuple[int, int]]:
+        """Return the bands of a chunk, which begins where one does, or a matrix where bands differ."""
+        inner = rows if self.step == self._layout.band else self._inner
+        return list(bands_of(rows, inner, self._layout.band))
+
+
+def encode_band(wanted: Array, layout: TrellisLayout) -> tuple[Array, Array]:
+    """Return windows (u16) and scales (f32 [groups, rows]) of a band that is given by columns, f32 [cols, rows]."""
+    cols, rows = wanted.shape
+    grouped = wanted.reshape(cols // layout.group, layout.group, rows)
+    windows, weights, values = np.zeros(wanted.shape, np.uint16), np.ones(rows, np.float32), values_of(layout.bits)
+    scales = stored_scales(np.sqrt(np.square(grouped, dtype=np.float64).mean(1)), layout.scales)
+    for turn in range(_TURNS + 1):
+        native.kernels.trellis_search(layout.bits, layout.group, values, weights, scales, windows, wanted, turn < 1)
+        if turn == _TURNS:
+            break
+        found = values[windows].reshape(grouped.shape).astype(np.float64)
+        squares = np.square(found).sum(1)
+        better = (found * grouped).sum(1) / np.where(squares > 0, squares, 1)
+        scales = np.where(scales == 0, np.float32(0), stored_scales(better, layout.scales))
+    return windows, scales
+
+
+def stored_scales(scales: Array, dtype: str) -> Array:
+    """Return scales (f32) that a type holds. Raises ``CodecError`` ``trellis.scale-overflow``."""
+    with np.errstate(over="ignore"):
+        found = cast(cast(scales.astype(np.float32), dtype), "f32")
+    if not np.isfinite(found).all():
+        raise CodecError(f"{ID}.scale-overflow", f"expected scales that {dtype} can hold")
+    return found

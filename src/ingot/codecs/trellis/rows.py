@@ -1,0 +1,125 @@
+"""Decoding of trellises: rows of a band, sequential readers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.base import Rows
+from ingot.codecs.palette.rows import require_padding
+from ingot.codecs.trellis.streams import bands_of
+from ingot.codecs.trellis.values import values_of
+from ingot.core import native
+from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.core.floats import LARGEST, cast, float_name, written
+from ingot.errors import CodecError
+from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout, inner_rows
+from ingot.model.tensor import Array, Tensor
+
+
+def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array, first: int, out: Array) -> None:
+    """Decode rows ``first`` and on of a band of ``height`` rows into ``out`` ([rows, cols], C order), rounded once.
+
+    Parameters
+    ----------
+    layout : TrellisLayout
+    words : u8
+        The streams of the band.
+    height : int
+    scales : [rows of ``out``, groups]
+        Of f32, f16 or bf16.
+    first : int
+    out : f32, f16 or bf16
+
+    Raises
+    ------
+    CodecError
+        ``trellis.overflow``: a finite scale gives a value past the range of ``out.dtype``.
+    """
+    values, dtype = values_of(layout.bits), float_name(out)
+    wide = np.require(scales, requirements=("C", "A")) if scales.dtype == np.float32 else cast(scales, "f32")
+    native.kernels.trellis_decode(words, layout.bits, height, layout.group, values, wide, first, written(out), dtype)
+    if float(np.abs(wide).max(initial=0)) * float(values.max()) <= LARGEST[dtype]:
+        return
+    spread = np.repeat(np.isfinite(wide), layout.group, axis=1)
+    if (spread & ~np.isfinite(cast(out, "f32"))).any():
+        raise CodecError("trellis.overflow", f"expected products of scale and value that {dtype} can hold")
+
+
+def check_padding(layout: TrellisLayout, words: Array, height: int, where: str) -> None:
+    """Refuse bits behind the last symbol of a stream: rule ``trellis.padding``."""
+    used = height * layout.bits % WORD
+    if used:
+        last = words[-(words.size // layout.places(height)) :].view("<u2")
+        require_padding(int(last.max(initial=0)), used, "trellis.padding", where)
+
+
+class TrellisReader(Rows):
+    """Sequential decoding; the streams of one band are held."""
+
+    def __init__(self, tensor: Tensor, layout: TrellisLayout) -> None:
+        self._layout, self._name = layout, tensor.name
+        self._rows, self._cols = tensor.matrix_shape
+        self._streams, self._scales = tensor.parts[STREAMS].reader(), tensor.parts[SCALES].reader()
+        self._bands = bands_of(self._rows if self._cols else 0, inner_rows(tensor.shape), layout.band)
+        self._row = self._first = self._stop = 0  # the next row; the present band
+        self._held: Array | None = None
+
+    def fill(self, out: Array) -> None:
+        done = 0
+        while out.size and done < len(out):
+            if self._row == self._stop:
+                self._next()
+            count = min(self._stop - self._row, len(out) - done)
+            words, scales = self._words(), self._take(count)
+            try:
+                decode_rows(
+                    self._layout, words, self._stop - self._first, scales, self._row - self._first,
+                    out[done : done + count],
+                )  # fmt: skip
+            except CodecError as error:
+                raise error.at(self._name) from None
+            self._row += count
+            done += count
+
+    def skip(self, count: int) -> None:
+        """Pass over ``count`` values, whole rows of them; bands in which none is asked for are not read."""
+        rows = count // max(self._cols, 1)
+        self._scales.skip(rows * self._per_row)
+        while rows:
+            if self._row == self._stop:
+                self._next()
+            some = min(self._stop - self._row, rows)
+            self._row += some
+            rows -= some
+
+    def finish(self) -> None:
+        if self._stop and self._held is None:
+            self._words()
+        self._streams.finish()
+        self._scales.finish()
+
+    @property
+    def _per_row(self) -> int:
+        return self._cols // self._layout.group * numpy_dtype(self._layout.scales).itemsize
+
+    def _next(self) -> None:
+        if self._stop and self._held is None:
+            self._streams.skip(self._nbytes)
+        self._held = None
+        self._first, self._stop = next(self._bands)
+
+    @property
+    def _nbytes(self) -> int:
+        return 2 * self._cols * self._layout.places(self._stop - self._first)
+
+    def _words(self) -> Array:
+        if self._held is None:
+            self._held = np.empty(self._nbytes, np.uint8)
+            self._streams.readinto(self._held.data)
+            check_padding(self._layout, self._held, self._stop - self._first, self._name)
+        return self._held
+
+    def _take(self, rows: int) -> Array:
+        raw = np.empty(rows * self._per_row, np.uint8)
+        self._scales.readinto(raw.data)
+        return from_file(raw, self._layout.scales).reshape(rows, -1)
