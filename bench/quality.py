@@ -1,6 +1,7 @@
 """Bits against quality: one model by several grids and quantizers, KL to the model itself on a text.
 
-    python bench/quality.py MODEL --text heldout.txt    a table; ten minutes for 8 M weights
+    python bench/quality.py MODEL --text heldout.txt              a table; ten minutes for 8 M weights
+    python bench/quality.py MODEL --text heldout.txt --folding    the same with rotations and scales folded in before
 
 Only matrices of attention and feed-forward networks are rounded. "Bits" are those of these matrices as stored, codes
 and scales; of K-quants and IQ4_XS those of matrices whose columns 256 divides, the type for others in brackets.
@@ -41,12 +42,13 @@ class Row(NamedTuple):
     options: str
     quantizer: str = ""
     large: str = ""  # the type of blocks of 256 columns
+    turned: str = ""  # what comes before the rules
 
     def recipe(self) -> str:
         more = f'quantizer = "{self.quantizer}"' if self.quantizer else ""
         rules = [(256, "ggml_blocks", f'{{ type = "{self.large}" }}')] if self.large else []
         rules.append((1, self.codec, self.options))
-        return "".join(
+        return self.turned + "".join(
             RULE.format(multiple=multiple, codec=codec, options=options, quantizer=more)
             for multiple, codec, options in rules
         )
@@ -92,6 +94,19 @@ ROWS = [
         for n in (4, 3, 2)
     ),
 ]
+TURNED = "[rotate]\nr1 = true\nr2 = true\n"
+INTEGERS = [Row(f"INT{n}, groups of 96", n + 1 / 6, "affine", integers(n, 96)) for n in (4, 3, 2)]
+AS_Q4_0, A_ROW = Row("Q4_0", 4.5, "ggml_blocks", blocks("q4_0")), Row("INT3, a row", 3.0, "affine", integers(3, 768))
+FOLDED = [
+    row._replace(quantizer=f"{scales}{way}", label=f"{row.label}{', turned' if turned else ''}", turned=turned)
+    for way, rows in (
+        ("importance", [*INTEGERS, AS_Q4_0, A_ROW]),
+        ("two-sided", [*INTEGERS, AS_Q4_0]),
+        ("gptq", INTEGERS[1:2]),
+    )
+    for row in rows
+    for scales, turned in (("", ""), ("awq+", ""), ("", TURNED))
+]
 
 
 def main() -> None:
@@ -101,6 +116,7 @@ def main() -> None:
     parser.add_argument("--statistics", type=Path)
     parser.add_argument("--only", help="a pattern: rows whose grid and quantizer it finds")
     parser.add_argument("--sequences", type=int, default=96, help="windows of the text")
+    parser.add_argument("--folding", action="store_true", help="rows with and without what is folded in before")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     given = parser.parse_args()
     found = []
@@ -109,8 +125,8 @@ def main() -> None:
         if statistics is None:
             statistics = folder / "statistics.safetensors"
             ingot.calibrate(given.model, statistics)
-        print(f"{'grid':48} {'quantizer':12} {'bits':>6} {'KL':>9} {'perplexity':>11}", flush=True)
-        for row in ROWS:
+        print(f"{'grid':48} {'quantizer':14} {'bits':>6} {'KL':>9} {'perplexity':>11}", flush=True)
+        for row in FOLDED if given.folding else ROWS:
             if given.only and not re.search(given.only, f"{row.label} {row.quantizer}"):
                 continue
             recipe, target = parse_recipe(row.recipe(), where="bench/quality.py"), folder / "model"
@@ -118,7 +134,7 @@ def main() -> None:
             ingot.convert(given.model, target, recipe, overwrite=True, **more)
             scored = ingot.evaluate(target, given.text, reference=given.model, protocol=read)
             print(
-                f"{row.label:48} {row.quantizer:12} {row.bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}",
+                f"{row.label:48} {row.quantizer:14} {row.bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}",
                 flush=True,
             )
             found.append({"grid": row.label, "quantizer": row.quantizer, "bits": row.bits, "kl": scored.kl})

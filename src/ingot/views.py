@@ -8,6 +8,7 @@ its checkpoint can; closing it closes that. See ``spec/views.md``.
 from __future__ import annotations
 
 from ingot.ops.convert.prune import weakest_blocks
+from ingot.ops.folding.rotate import rotate
 from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import drop, rename, select
 from ingot.ops.views.rows import concatenate, permute, split, stack, take, unstack
@@ -23,6 +24,7 @@ __all__ = [
     "permute",
     "prune",
     "rename",
+    "rotate",
     "select",
     "split",
     "stack",

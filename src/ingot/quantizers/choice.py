@@ -21,6 +21,7 @@ from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
 from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid
 from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS
 
+AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
 _MOST_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
@@ -31,12 +32,17 @@ Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A quantizer and a grid; ``block`` is the type of ggml's blocks that numbers are held in, if they are."""
+    """A quantizer and a grid.
+
+    ``block`` is the type of ggml's blocks that numbers are held in, if they are. ``scaled``: channels get scales
+    before, which are folded into what comes before.
+    """
 
     quantizer: str
     grid: Grid
     block: str | None = None
     act_order: bool = False
+    scaled: bool = False
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -70,7 +76,8 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     Parameters
     ----------
     quantizer : str
-        ``importance``, ``gptq`` or ``two-sided``.
+        ``importance``, ``gptq`` or ``two-sided``. ``awq+`` before it: after scales for channels were searched; ``awq``
+        alone is ``awq+importance``.
     codec : str
         ``affine``: integers, options ``bits`` (2 to 8), ``group``, ``scales``, ``symmetric`` and ``zero_kind``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
@@ -81,18 +88,32 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     UsageError
         ``quantizer.option``.
     """
-    if quantizer not in QUANTIZERS:
-        raise _wrong(f"quantizer {', '.join(QUANTIZERS)}", quantizer)
-    name, left = str(quantizer), dict(options)
+    scaled, name = _split(quantizer)
+    if name not in QUANTIZERS:
+        raise _wrong(f"quantizer {', '.join(QUANTIZERS)}, {AWQ}, or {AWQ}+ before one of them", quantizer)
+    left = dict(options)
     order = _boolean(left, _ORDER, default=False)
     if order and name == IMPORTANCE:
         raise _wrong(f"no {_ORDER} with quantizer {IMPORTANCE}, which feeds nothing back", order)
+    grid, block = _grid(codec, left)
+    return Asked(name, grid, block, order, scaled)
+
+
+def _split(quantizer: object) -> tuple[bool, str]:
+    first, plus, rest = str(quantizer).partition("+")
+    if first != AWQ:
+        return False, str(quantizer)
+    return True, rest if plus else IMPORTANCE
+
+
+def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
+    """Return a grid, and the type of ggml's blocks that its numbers are held in."""
     if codec == GgmlBlocksLayout.codec:
         _require_known(left, ("type",))
         kind = left.get("type")
         if not isinstance(kind, str) or kind not in GRIDS:
             raise _wrong(f"type {', '.join(GRIDS)} for a quantizer", kind)
-        return Asked(name, GRIDS[kind], None if kind in AS_INTEGERS else kind, order)
+        return GRIDS[kind], None if kind in AS_INTEGERS else kind
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
         known = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec)
@@ -107,7 +128,7 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
         raise _wrong(f"group from 1 to {_MOST_GROUP} columns", group)
     if scales not in SCALE_DTYPES:
         raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)
-    return Asked(name, Grid(bits, group, scales, learnt, zeros), act_order=order)
+    return Grid(bits, group, scales, learnt, zeros), None
 
 
 def _zeros(options: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.recipe import Recipe, Rule
+from ingot.recipes.recipe import Recipe, Rotate, Rule
 from ingot.stores.table import beside, location_of, read_start
 
 PRESETS = (
@@ -72,7 +72,7 @@ _MADE_FOR = {
 
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
-_ROOT_KEYS = ("name", "description", "rules")
+_ROOT_KEYS = ("name", "description", "rotate", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
@@ -174,7 +174,22 @@ def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Reci
         name=_text(root.get("name", name), f"{where}: name"),
         description=_text(root.get("description", ""), f"{where}: description").strip(),
         rules=tuple(_rule(rule, index, f"{where}: rules[{index}]") for index, rule in enumerate(rules)),
+        rotate=_rotate(root["rotate"], f"{where}: rotate") if "rotate" in root else None,
     )
+
+
+def _rotate(table: Any, where: str) -> Rotate:
+    if not isinstance(table, dict):
+        raise _mistyped("a table", table, where)
+    _refuse_unknown(table, ("r1", "r2", "seed"), where)
+    for key in ("r1", "r2"):
+        if not isinstance(table.get(key, False), bool):
+            raise _mistyped("true or false", table[key], f"{where}.{key}")
+    seed = _count(table.get("seed", 0), f"{where}.seed")
+    try:
+        return Rotate(table.get("r1", False), table.get("r2", False), seed)
+    except UsageError as error:
+        raise error.at(where) from None
 
 
 def _rule(table: Mapping[str, Any], index: int, where: str) -> Rule:

@@ -150,21 +150,41 @@ class Rule:
         return parse_layers(self.layers) if self.layers else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """Which streams of a model are turned (``spec/folding.md``), and the seed of the signs.
+
+    Raises ``UsageError`` ``recipe.rotate``: none of them.
+    """
+
+    r1: bool = False
+    r2: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.r1 or self.r2):
+            raise UsageError("expected r1 = true, r2 = true or both, found neither", rule="recipe.rotate")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Named, ordered rules. A tensor that no rule hits is kept as it is.
 
     ``general`` rules were written for all models, as the presets are: one that hits nothing in a model is no mistake.
+    ``rotate`` turns the model before any rule applies.
     """
 
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
     general: bool = False
+    rotate: Rotate | None = None
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""
-        text = json.dumps([_content(rule) for rule in self.rules], sort_keys=True, separators=(",", ":"))
+        content: list[Any] = [_content(rule) for rule in self.rules]
+        content += [] if self.rotate is None else [asdict(self.rotate)]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"ingot-recipe-1\n" + text.encode()).hexdigest()
 
 

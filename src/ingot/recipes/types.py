@@ -81,6 +81,11 @@ def type_named(name: str) -> list[tuple[str, Recipe]]:
             f"{did_you_mean(name, (*NAMES, *PRESETS))}",
             rule="recipe.unknown",
         ) from None
+    if recipe.rotate is not None:
+        raise UsageError(
+            f"expected types that tensors can have one by one, found {name!r}, which turns a model as a whole",
+            rule="recipe.rotate",
+        )
     count = max((len(rule.choice.candidates) for rule in recipe.rules if isinstance(rule.choice, Measured)), default=1)
     if count == 1 and not any(isinstance(rule.choice, Measured) for rule in recipe.rules):
         return [(name, recipe)]

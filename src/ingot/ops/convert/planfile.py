@@ -121,10 +121,10 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             rule="plan.overlay",
         )
     plan, place, source = prepared.plan, prepared.place, prepared.source
-    if prepared.rounding is not None:
+    if prepared.rounding is not None or (prepared.recipe is not None and prepared.recipe.rotate is not None):
         raise UnsupportedError(
-            "a recipe with a quantizer rounds whole matrices where it runs, and plans do not say how: convert at once, "
-            "here",
+            "a recipe with a quantizer or a rotation computes matrices where it runs, and plans do not say how: "
+            "convert at once, here",
             rule="plan.quantizer",
         )
     data = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.core.registry import Registry
@@ -11,6 +12,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
 from ingot.ops.convert.chosen import stored_exactly
+from ingot.ops.convert.folding import folded, turned
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.views.rounded import Outcome, Rounding, round_to
@@ -43,7 +45,8 @@ def told(rounding: Rounding | None) -> list[str]:
         (f"inputs that were 0 for every token, whose columns weigh as damping has them: {_some(dead)}", dead),
         (f"second moments of inputs that were singular, damped by more than {DAMPING:.0%}: {_some(damped)}", damped),
     ]
-    return [line for line, matrices in lines if matrices]
+    more = [] if rounding.more is None else rounding.more()
+    return [*(line for line, matrices in lines if matrices), *more]
 
 
 def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
@@ -86,31 +89,46 @@ class _Known:
             self._found.close()
 
 
-def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) -> tuple[Checkpoint, Rounding | None]:
-    """Return the checkpoint with the matrices rounded that rules with a quantizer hit; itself where there are none.
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A checkpoint as a recipe turns, scales and rounds it, and notes for the report."""
+
+    checkpoint: Checkpoint
+    rounding: Rounding | None = None
+    notes: Sequence[str] = ()
+
+
+def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) -> Rounded:
+    """Return the checkpoint with the matrices rounded that rules with a quantizer hit, all folded in before.
+
+    The checkpoint itself where there is nothing to fold or round.
 
     Raises
     ------
     UsageError
         ``convert.requantize``: such a matrix is quantized already; ``convert.calibration``: statistics for a recipe
         without a quantizer; what ``Statistics.open`` raises.
+    UnsupportedError
+        ``fold.*``.
     """
-    choices = dict(_choices(view, recipe, options)) if recipe is not None else {}
-    if not choices:
+    whole = turned(view, recipe)
+    choices = dict(_choices(whole.checkpoint, recipe, options)) if recipe is not None else {}
+    if recipe is None or not choices:
         if options.calibration is not None:
             raise UsageError(
                 "expected a recipe with a quantizer beside --calibration, such as q4_0-calibrated; found none that "
                 "hits a matrix",
                 rule="convert.calibration",
             )
-        return view, None
+        return Rounded(whole.checkpoint, None, whole.notes)
     known = _Known(view, options)
     if options.calibration is not None:
         known()  # another model's are refused before anything is read
     stated = options.calibration
     source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
-    rounding = Rounding(choices, known, source, known.close)
-    return round_to(view, rounding), rounding
+    folds = folded(view, recipe, choices, known, source)
+    rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told)
+    return Rounded(round_to(folds.checkpoint, rounding), rounding, whole.notes)
 
 
 def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:

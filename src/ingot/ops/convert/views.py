@@ -77,7 +77,8 @@ def viewed(
     view = pruned.checkpoint
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
     weights = view
-    view, rounding = rounded(view, recipe, options)
+    done = rounded(view, recipe, options)
+    view = done.checkpoint
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
     stay = [kind for kind in view.attachments.kinds() if kind not in format.attachments]
@@ -97,8 +98,8 @@ def viewed(
     view = there.checkpoint
     behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
     behind += [stays] if stays else []
-    notes = (*_told(here), *_told(experts), *pruned.notes, *_told(there), *behind)
-    return Viewed(view, notes, pruned.read, rounding, weights, there.rounded)
+    notes = (*_told(here), *_told(experts), *pruned.notes, *done.notes, *_told(there), *behind)
+    return Viewed(view, notes, pruned.read, done.rounding, weights, there.rounded)
 
 
 def _told(translated: Translated) -> list[str]:

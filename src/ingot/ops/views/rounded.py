@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.part import Part
 from ingot.model.report import Count, Ratio
-from ingot.model.statistics import Statistics
+from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
@@ -29,7 +29,16 @@ from ingot.quantizers.grid import Rounded
 from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import error_under, round_matrix
 
-Known = Callable[[], Statistics]
+
+class Knowing(Protocol):
+    """What statistics are asked for."""
+
+    def for_matrix(self, name: str) -> MatrixStatistics | None:
+        """Return what is known of a matrix, None where nothing is."""
+        ...
+
+
+Known = Callable[[], Knowing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,10 @@ class Rounding:
         What tells the statistics from others.
     close : callable, optional
         Releases the statistics, with the view.
+    dtypes : mapping of name to str
+        The element type that a rounded matrix states, where that is not the one it has before.
+    more : callable, optional
+        Returns further lines on what was done to the matrices before.
     outcomes : dict
         By matrix (experts of a stack as ``NAME:expert.N``), once it was rounded.
     """
@@ -69,6 +82,8 @@ class Rounding:
     known: Known
     said: str
     close: Callable[[], None] | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    more: Callable[[], Sequence[str]] | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
@@ -78,7 +93,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     choices, held = rounding.choices, _Held(default_workers() + 2)
 
     def made(name: str) -> Make:
-        return lambda: _tensor(checkpoint[name], choices[name], _Work(checkpoint[name], rounding, held))
+        return lambda: _tensor(_Work(checkpoint[name], rounding, held))
 
     entries = [(name, made(name) if name in choices else None, name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
@@ -113,7 +128,8 @@ class _Work:
 
     def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
         self.tensor, self._held = tensor, held
-        self._asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
+        self.asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
+        self.layout = self.asked.layout(rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
         once = self._held.entry(self.tensor.name)
@@ -124,7 +140,7 @@ class _Work:
 
     def _rounded(self) -> Mapping[str, memoryview]:
         """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
-        asked, found = self._asked, list[Rounded]()
+        asked, found = self.asked, list[Rounded]()
         for name, weights in _matrices(self.tensor):
             go_on()
             factors, tokens = self._factors(name, *weights.shape)
@@ -161,8 +177,8 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _tensor(tensor: Tensor, asked: Asked, work: _Work) -> Tensor:
-    layout = asked.layout(tensor.dtype)
+def _tensor(work: _Work) -> Tensor:
+    tensor, layout = work.tensor, work.layout
     parts = {
         spec.role: Part(
             spec.dtype,
@@ -170,7 +186,7 @@ def _tensor(tensor: Tensor, asked: Asked, work: _Work) -> Tensor:
             _Bytes(work, spec.role, int(spec.length or 0)),
             type=spec.type,
             where=f"{tensor.name}: {spec.role}",
-            integers=asked.points if spec.role == ZEROS else None,
+            integers=work.asked.points if spec.role == ZEROS else None,
         )
         for spec in layout.part_specs(tensor.shape)
     }

@@ -1,0 +1,131 @@
+"""What multiplies what, by transformers' model type: names of a layer's modules, and the streams between them.
+
+A stream is a vector that one module hands to others. ``residual`` runs through the model; ``attention``, ``mlp`` and
+``head`` come out of norms; ``value`` is what goes through attention, of the key-value heads; ``hidden`` lies between
+the matrices of a feed-forward network. ``#`` stands for the number of an expert, in names and streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RESIDUAL, HEAD, VALUE = "residual", "head", "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm by root mean square of the residual stream, whose weight multiplies what goes ``into`` a stream."""
+
+    module: str
+    into: str
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix that multiplies a stream.
+
+    ``writes`` are the streams of its rows: one, or the pieces of rows that lie one behind the other (two halves, or
+    queries, keys and values); an empty name is a stream that nothing is folded into. ``stacked``: the matrices of all
+    experts in one tensor of three dimensions, without ``.weight``.
+    """
+
+    module: str
+    reads: str
+    writes: tuple[str, ...] = ("",)
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A module that nothing here changes. ``behind``: a norm between a matrix and the residual stream."""
+
+    module: str
+    behind: bool = False
+
+
+Module = Norm | Matrix | Aside
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The modules of a layer, and what all layers have in common.
+
+    ``shifted``: norms multiply by 1 + w. ``tied``: whether the head is the embedding where ``config.json`` is silent.
+    """
+
+    layer: tuple[Module, ...]
+    shifted: bool = False
+    tied: bool = False
+    layers: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+
+
+_HEADS = (
+    Matrix("self_attn.q_proj", "attention"),
+    Matrix("self_attn.k_proj", "attention"),
+    Matrix("self_attn.v_proj", "attention", (VALUE,)),
+    Matrix("self_attn.o_proj", VALUE, (RESIDUAL,)),
+)
+_HEAD_NORMS = (Aside("self_attn.q_norm"), Aside("self_attn.k_norm"))
+_NORMS = (Norm("input_layernorm", "attention"), Norm("post_attention_layernorm", "mlp"))
+_FOUR_NORMS = (
+    Norm("input_layernorm", "attention"),
+    Aside("post_attention_layernorm", behind=True),
+    Norm("pre_feedforward_layernorm", "mlp"),
+    Aside("post_feedforward_layernorm", behind=True),
+)
+_ROTARY = (Aside("self_attn.rotary_emb"),)
+
+
+def _network(
+    prefix: str, hidden: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> tuple[Module, ...]:
+    return (
+        Matrix(f"{prefix}.{gate}", "mlp"),
+        Matrix(f"{prefix}.{up}", "mlp", (hidden,)),
+        Matrix(f"{prefix}.{down}", hidden, (RESIDUAL,)),
+    )
+
+
+_MLP = _network("mlp", "hidden")
+_DENSE = (*_NORMS, *_HEADS, *_ROTARY, *_MLP)
+_FUSED = (
+    *_NORMS,
+    Matrix("self_attn.qkv_proj", "attention", ("", "", VALUE)),
+    Matrix("self_attn.o_proj", VALUE, (RESIDUAL,)),
+    *_ROTARY,
+    Matrix("mlp.gate_up_proj", "mlp", ("", "hidden")),
+    Matrix("mlp.down_proj", "hidden", (RESIDUAL,)),
+)
+_EXPERTS = (
+    Matrix("mlp.gate", "mlp"),
+    *_network("mlp.experts.#", "expert.#"),
+    Matrix("mlp.experts.gate_up_proj", "mlp", ("", "expert.#"), stacked=True),
+    Matrix("mlp.experts.down_proj", "expert.#", (RESIDUAL,), stacked=True),
+)
+_MIXTRAL = (
+    *_NORMS,
+    *_HEADS,
+    *_ROTARY,
+    Matrix("block_sparse_moe.gate", "mlp"),
+    *_network("block_sparse_moe.experts.#", "expert.#", "w1", "w3", "w2"),
+    *_EXPERTS,
+)
+_SHARED = (*_network("mlp.shared_expert", "shared"), Matrix("mlp.shared_expert_gate", "mlp"))
+
+WIRINGS: Mapping[str, Wiring] = {
+    "llama": Wiring(_DENSE),
+    "mistral": Wiring(_DENSE),
+    "qwen2": Wiring(_DENSE),
+    "qwen3": Wiring((*_DENSE, *_HEAD_NORMS)),
+    "gemma": Wiring(_DENSE, shifted=True, tied=True),
+    "gemma2": Wiring((*_FOUR_NORMS, *_HEADS, *_ROTARY, *_MLP), shifted=True, tied=True),
+    "gemma3_text": Wiring((*_FOUR_NORMS, *_HEADS, *_HEAD_NORMS, *_ROTARY, *_MLP), shifted=True, tied=True),
+    "phi3": Wiring(_FUSED),
+    "mixtral": Wiring(_MIXTRAL),
+    "qwen2_moe": Wiring((*_DENSE, *_EXPERTS, *_SHARED)),
+    "qwen3_moe": Wiring((*_DENSE, *_HEAD_NORMS, *_EXPERTS)),
+}
