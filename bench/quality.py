@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 import ingot
 from ingot.adapters.options import Protocol
@@ -107,6 +110,27 @@ FOLDED = [
     for row in rows
     for scales, turned in (("", ""), ("awq+", ""), ("", TURNED))
 ]
+OUTLIERS, LARGER = 8, 32
+READERS = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def with_outliers(model: Path, folder: Path) -> Path:
+    """Write a model of Llama's kind that computes the same, a few channels of what norms put out 32 times as large."""
+    random, folder = np.random.default_rng(0), folder / "outliers"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    with ingot.open(model) as checkpoint:
+        weights = {name: checkpoint[name].numpy("f32", copy=True) for name in checkpoint}
+    for name in [name for name in weights if name.split(".")[-2] in READERS]:
+        layer, norm, _ = name.rsplit(".", 2)
+        chosen = random.choice(len(weights[name]), OUTLIERS, replace=False)
+        weights[name][chosen] *= LARGER
+        for reader in READERS[norm]:
+            weights[f"{layer}.{reader}.weight"][:, chosen] /= LARGER
+    ingot.save(folder / "model.safetensors", weights)
+    return folder
 
 
 def main() -> None:
@@ -117,11 +141,13 @@ def main() -> None:
     parser.add_argument("--only", help="a pattern: rows whose grid and quantizer it finds")
     parser.add_argument("--sequences", type=int, default=96, help="windows of the text")
     parser.add_argument("--folding", action="store_true", help="rows with and without what is folded in before")
+    parser.add_argument("--outliers", action="store_true", help="of the same model with some channels made larger")
     parser.add_argument("--json", type=Path, help="where the figures are written")
     given = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder, statistics, read = Path(name), given.statistics, Protocol(sequences=given.sequences)
+        given.model = with_outliers(given.model, folder) if given.outliers else given.model
         if statistics is None:
             statistics = folder / "statistics.safetensors"
             ingot.calibrate(given.model, statistics)

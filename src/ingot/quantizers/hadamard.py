@@ -17,7 +17,8 @@ from ingot.model.tensor import Array
 from ingot.quantizers.rounding import multiplied
 
 _LARGEST = 1 << 20
-_LARGEST_SMALL = 1 << 12
+LARGEST_SMALL = 1 << 12
+"""The largest small matrix, which is held whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def order_of(size: int) -> Order:
     twos = size & -size
     odd, small = size // twos, size // twos
     while small <= size:
-        if small == 1 or (small <= _LARGEST_SMALL and _paley(small) is not None):
+        if small == 1 or (small <= LARGEST_SMALL and _paley(small) is not None):
             return Order(small, size // small, True)
         small *= 2
         if size % small:

@@ -185,12 +185,12 @@ class _Folded:
         if change is not None:
             with np.errstate(all="ignore"):  # what is not finite is refused
                 values = change.forward(values) if self._site.kind == "table" else change.back(values)
-        return self._checked(values)
+        return values
 
     def _whole(self) -> Array:
         go_on()
         with np.errstate(all="ignore"):  # what is not finite is refused
-            return self._checked(self._computed())
+            return self._computed()
 
     def _computed(self) -> Array:
         site, folding = self._site, self._folding
@@ -222,4 +222,6 @@ class _Folded:
 
     def _bytes(self, values: Array) -> memoryview:
         row = DTYPES[self._dtype]
-        return memory_part(cast(values, self._dtype), row.storage, None if row.is_storage else row.name).view()
+        return memory_part(
+            self._checked(cast(values, self._dtype)), row.storage, None if row.is_storage else row.name
+        ).view()

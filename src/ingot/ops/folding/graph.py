@@ -16,6 +16,8 @@ from ingot.ops.folding.families import HEAD, RESIDUAL, VALUE, WIRINGS, Aside, Ma
 
 _CONFIG = "fold.config"
 _MOST = 1 << 20
+_NUMBER = "0|[1-9][0-9]{0,5}"
+_FLOATS = ("f32", "f16", "bf16")
 WEIGHT, BIAS = ".weight", ".bias"
 
 
@@ -147,7 +149,7 @@ class _Named:
     """Modules by the names of their tensors."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self._layer = re.compile(rf"{re.escape(wiring.layers)}\.([0-9]{{1,6}})\.(.+)")
+        self._layer = re.compile(rf"{re.escape(wiring.layers)}\.({_NUMBER})\.(.+)")
         self._modules = [(re.compile(_pattern(module)), module) for module in wiring.layer]
 
     def __call__(self, name: str) -> tuple[str, Module, str, str] | None:
@@ -163,7 +165,7 @@ class _Named:
 
 
 def _pattern(module: Module) -> str:
-    name = re.escape(module.module).replace(r"\#", "(?P<expert>[0-9]{1,6})")
+    name = re.escape(module.module).replace(r"\#", f"(?P<expert>{_NUMBER})")
     if isinstance(module, Aside):
         return f"{name}(?P<parameter>\\..+)"
     if isinstance(module, Matrix) and module.stacked:
@@ -247,6 +249,8 @@ def _add(graph: Graph, checkpoint: Checkpoint, site: Site, shape: tuple[int, ...
             rule="fold.packed",
             where=site.name,
         )
+    if checkpoint[site.name].dtype not in _FLOATS:
+        raise _unlike(site.name, f"weights in {', '.join(_FLOATS)}", checkpoint[site.name].dtype)
     cols = shape[-1] if shape else 0
     for ends in site.ends:
         if ends.reads:

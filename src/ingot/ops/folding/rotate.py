@@ -20,7 +20,7 @@ from ingot.ops.companions import companion_config
 from ingot.ops.folding.families import HEAD, RESIDUAL, VALUE
 from ingot.ops.folding.fold import Told, changed_names, fold
 from ingot.ops.folding.graph import Graph, graph_of
-from ingot.quantizers.hadamard import order_of, signs_of
+from ingot.quantizers.hadamard import LARGEST_SMALL, order_of, signs_of
 from ingot.quantizers.maps import Chain, Map, Rotation, Scale
 from ingot.stores.temporary import TemporaryFolder
 
@@ -159,7 +159,15 @@ def _rotations(
         )
 
     def made(size: int, label: str) -> Rotation:
-        return Rotation(order_of(size), signs_of(size, seed, label))
+        order = order_of(size)
+        if order.small > LARGEST_SMALL:
+            raise UnsupportedError(
+                f"expected a size that is a power of 2 times at most {LARGEST_SMALL}, found {size}, {order.small} "
+                f"times {order.power}",
+                rule="fold.tensor",
+                where=checkpoint.location,
+            )
+        return Rotation(order, signs_of(size, seed, label))
 
     residual = made(graph.sizes[HEAD], RESIDUAL) if r1 else None
     value = made(graph.head_size, VALUE) if r2 else None

@@ -188,6 +188,9 @@ REFUSED: dict[str, tuple[dict[str, np.ndarray | None], dict[str, Any], str]] = {
     "heads that do not share evenly": ({}, {"num_key_value_heads": 3}, "fold.tensor"),
     "heads of another size": ({}, {"head_dim": 3}, "fold.tensor"),
     "text for a number": ({}, {"hidden_size": "8"}, "fold.tensor"),
+    "integers for weights": ({UP: np.ones((6, 8), "i4")}, {}, "fold.tensor"),
+    "a layer that is counted otherwise": ({UP.replace("0", "00"): np.ones((6, 8), "f4")}, {}, "fold.tensor"),
+    "too large for f16": ({UP: np.full((6, 8), 65504, "f2")}, {}, "fold.value"),
     "NaN in a norm": ({NORM: np.full(8, np.nan, "f4")}, {}, "fold.value"),
     "infinity in a matrix": ({UP: np.full((6, 8), np.inf, "f4")}, {}, "fold.value"),
 }  # fmt: skip
@@ -201,6 +204,21 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     with ingot.open(folder) as checkpoint, pytest.raises(IngotError) as refused:
         _ = [tensor.numpy() for tensor in views.rotate(checkpoint, r2=True).values()]
     assert refused.value.rule == rule
+
+
+def test_a_size_that_would_need_a_huge_matrix_is_refused(tmp_path: Path) -> None:
+    wide = 8 * 4099
+    shapes = {name: tuple(wide if size == 8 else 2 for size in shape) for name, shape in SHAPES.items()}
+    for part, rows in (("q", 2), ("k", 1), ("v", 1)):
+        shapes[f"{LAYER}.self_attn.{part}_proj.weight"] = (rows, wide)
+    shapes[f"{LAYER}.self_attn.o_proj.weight"] = (wide, 2)
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    sizes = {"hidden_size": wide, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 1}
+    model = written(tmp_path / "wide", arrays, {**CONFIG, **sizes})
+    with ingot.open(model) as checkpoint, pytest.raises(IngotError) as refused:
+        views.rotate(checkpoint)
+    assert refused.value.rule == "fold.tensor"
+    assert "4099" in str(refused.value)
 
 
 def test_what_else_is_refused(model: Path, tmp_path: Path) -> None:
