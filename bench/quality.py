@@ -91,6 +91,11 @@ ROWS = [
         )
         for way in ("", *WAYS)
     ),
+    *(
+        Row(f"palette of {bits} bits, a table for 16 channels", bits, "palette", integers(bits, 16), way)
+        for bits in (4, 3)
+        for way in ("", *WAYS)
+    ),
     Row("table, groups of 32", 4.5, "scaled_codebook", integers(4, 32), "two-sided"),
     *(
         Row(f"table of {n} bits, groups of 96", n + 1 / 6, "scaled_codebook", integers(n, 96), "two-sided")

@@ -1,7 +1,7 @@
 """What a recipe's rule asks of a quantizer: which grid, and in which layout its numbers are held until they are stored.
 
-Numbers are held as the affine family's integers, as a scaled codebook or as ggml's blocks; containers repack these
-exactly.
+Numbers are held as the affine family's integers, as a scaled codebook, a palette or as ggml's blocks; containers
+repack these exactly.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.codecs.palette.encode import codebooks_for
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
 from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
 from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.affine import Group as Columns
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
+from ingot.model.layouts.palette import BITS as PALETTE_BITS
+from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.tensor import Array
 from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
-from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid
-from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS
+from ingot.quantizers.factors import Factors
+from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid, Rounded
+from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
 
 AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
 _MOST_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
 _ORDER = "act_order"
+_TOGETHER = 64  # columns of a palette that descend together
 
-Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout
+Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class Asked:
     """A quantizer and a grid.
 
     ``block`` is the type of ggml's blocks that numbers are held in, if they are. ``scaled``: channels get scales
-    before, which are folded into what comes before.
+    before, which are folded into what comes before. ``channels``, of a palette: how many rows at most have a table of
+    their own, None where the tensor has one.
     """
 
     quantizer: str
@@ -43,14 +50,33 @@ class Asked:
     block: str | None = None
     act_order: bool = False
     scaled: bool = False
+    channels: int | None = None
 
     @property
     def points(self) -> tuple[int, int] | None:
         """What zero points are between, where there are any."""
         return (0, (1 << self.grid.bits) - 1) if self.grid.zeros == POINTS else None
 
-    def require_columns(self, cols: int, where: str) -> None:
-        """Refuse a matrix whose rows are not whole blocks: ``UnsupportedError`` ``ggml_blocks.columns``."""
+    def band(self, shape: tuple[int, ...]) -> int | None:
+        """Return how many rows of a tensor have a table of their own; None where all of them have one."""
+        if self.channels is None:
+            return None
+        return shape[0] // codebooks_for(shape[0], self.channels)
+
+    def require(self, shape: tuple[int, ...], where: str) -> None:
+        """Refuse a tensor that this does not fit.
+
+        ``UnsupportedError`` ``ggml_blocks.columns``: rows that are not whole blocks; ``quantizer.matrix``: tables for
+        channels of stacked matrices.
+        """
+        cols = shape[-1]
+        if self.channels is not None and len(shape) > 2:
+            raise UnsupportedError(
+                f"expected a matrix for tables of {self.channels} channels, found shape {list(shape)}; use group = "
+                "'tensor' for stacked matrices",
+                rule="quantizer.matrix",
+                where=where,
+            )
         if self.block is not None and cols % TYPES[self.block].elements:
             raise UnsupportedError(
                 f"expected columns that {TYPES[self.block].elements} divides for {self.block}, found {cols}; let the "
@@ -59,9 +85,12 @@ class Asked:
                 where=where,
             )
 
-    def layout(self, dtype: str) -> Held:
-        """Return how the numbers of a tensor of this element type are held."""
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Held:
+        """Return how the numbers of a tensor of this shape and element type are held."""
         grid = self.grid
+        if not grid.scaled:
+            tables = shape[0] // (self.band(shape) or shape[0])
+            return PaletteLayout(grid.bits, (tables, *(1,) * (len(shape) - 1)), 1, 0, dtype)
         if self.block is not None:
             return GgmlBlocksLayout(self.block)
         if grid.learnt:
@@ -81,7 +110,8 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     codec : str
         ``affine``: integers, options ``bits`` (2 to 8), ``group``, ``scales``, ``symmetric`` and ``zero_kind``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
-        ``type``. All but ``importance`` have ``act_order``.
+        ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
+        ``tensor``. All but ``importance`` have ``act_order``.
 
     Raises
     ------
@@ -95,6 +125,9 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     order = _boolean(left, _ORDER, default=False)
     if order and name == IMPORTANCE:
         raise _wrong(f"no {_ORDER} with quantizer {IMPORTANCE}, which feeds nothing back", order)
+    if codec == PaletteLayout.codec:
+        grid, channels = _palette(left)
+        return Asked(name, grid, None, order, scaled, channels)
     grid, block = _grid(codec, left)
     return Asked(name, grid, block, order, scaled)
 
@@ -116,7 +149,7 @@ def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
         return GRIDS[kind], None if kind in AS_INTEGERS else kind
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
-        known = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec)
+        known = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec, PaletteLayout.codec)
         raise _wrong(f"codec {', '.join(known)} for a quantizer", codec)
     zeros = NONE if learnt else _zeros(left)
     _require_known(left, ("bits", "group", "scales"))
@@ -129,6 +162,33 @@ def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
     if scales not in SCALE_DTYPES:
         raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)
     return Grid(bits, group, scales, learnt, zeros), None
+
+
+def rounded_as(asked: Asked, weights: Array, factors: Factors, levels: Array | None = None) -> list[Rounded]:
+    """Return a matrix rounded as ``asked``, its bands where these have tables of their own.
+
+    Parameters
+    ----------
+    weights : f32 [rows, cols]
+    levels : f32 [2 ** bits], optional
+        A table that was learnt before.
+    """
+    how = How(asked.quantizer, asked.act_order)
+    rows = asked.band(weights.shape)
+    if rows is not None:
+        return round_bands(weights, asked.grid, factors, how, rows)
+    return [round_matrix(weights, asked.grid, factors, how.quantizer, levels, act_order=how.act_order)]
+
+
+def _palette(left: Mapping[str, Any]) -> tuple[Grid, int | None]:
+    """Return the grid of a palette, and how many channels share a table, None for all."""
+    _require_known(left, ("bits", "group"))
+    bits, group = left.get("bits", 4), left.get("group", "tensor")
+    if bits not in PALETTE_BITS or isinstance(bits, bool):
+        raise _wrong(f"bits {', '.join(map(str, PALETTE_BITS))}", bits)
+    if group != "tensor" and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
+        raise _wrong("group 'tensor' or a number of channels", group)
+    return Grid(int(bits), _TOGETHER, learnt=True, scaled=False), None if group == "tensor" else int(group)
 
 
 def _zeros(options: dict[str, Any]) -> str:

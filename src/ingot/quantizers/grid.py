@@ -57,6 +57,8 @@ class Grid:
         Levels by a name of ``model.layouts.scaled_codebook.TABLES``.
     nested : Nested or None
         How scales and offsets are stored, where they are not numbers of their own.
+    scaled : bool
+        There are scales. Without them levels are values, learnt; ``group`` is then how many columns descend together.
 
     Levels are else the integers from ``-2 ** (bits - 1)`` on. Scales without zeros may be negative, so that the one
     integer without an opposite is of use at both ends (Q4_0's).
@@ -69,6 +71,7 @@ class Grid:
     zeros: str = NONE
     table: str | None = None
     nested: Nested | None = None
+    scaled: bool = True
 
     @property
     def levels(self) -> Array:
@@ -124,6 +127,8 @@ class Rounded:
         """Return a matrix of which nothing is chosen yet but the levels."""
         groups = grid.groups(shape[1])
         found = cls(grid, np.zeros(shape, np.uint8), _numbers(shape[0], groups), levels, groups)
+        if not grid.scaled:
+            found.scales.fill(1)
         if grid.zeros != NONE:
             found.zeros = _numbers(shape[0], groups)
         if grid.nested is not None:

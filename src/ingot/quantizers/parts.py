@@ -12,6 +12,8 @@ from ingot.codecs.palette.rows import pack
 from ingot.core.floats import cast
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
 from ingot.model.layouts.ggml import BLOCKS
+from ingot.model.layouts.palette import CODEBOOK as PALETTE_TABLES
+from ingot.model.layouts.palette import INDICES as PALETTE_INDICES
 from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES
 from ingot.model.tensor import Array
 from ingot.quantizers.choice import Asked
@@ -19,10 +21,14 @@ from ingot.quantizers.grid import NONE, Rounded
 
 
 def parts_of(found: Sequence[Rounded], asked: Asked) -> Mapping[str, Array]:
-    """Return the parts of the matrices that a tensor stacks, each rounded as ``asked``."""
+    """Return the parts of the matrices that a tensor stacks, or of the bands of one, rounded as ``asked``."""
     if asked.block is not None:
         return {BLOCKS: np.concatenate([_blocks(each, asked.block) for each in found])}
     grid, codes = asked.grid, np.concatenate([each.codes for each in found])
+    if not grid.scaled:
+        tables = found if asked.channels is not None else found[:1]
+        levels = np.concatenate([each.levels for each in tables]).astype(np.float16)
+        return {PALETTE_INDICES: pack(codes, grid.bits), PALETTE_TABLES: levels}
     scales = {SCALES: cast(np.concatenate([each.scales for each in found]), grid.scales)}
     if grid.learnt:
         return {INDICES: pack(codes, grid.bits), CODEBOOK: found[0].levels.astype(np.float16), **scales}

@@ -7,14 +7,15 @@ The kernels make every sum in one order: results depend neither on threads nor o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ingot.core import native
 from ingot.model.tensor import Array
-from ingot.quantizers.factors import Factors, feedback_factor
+from ingot.quantizers.factors import Factors, Feedback, feedback_factor
 from ingot.quantizers.grid import Grid, Rounded
 from ingot.quantizers.scales import choose
 from ingot.quantizers.table import learn_levels
@@ -23,6 +24,14 @@ IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
 PASSES = 6
 _BLOCK = 64  # rows that descend together
 _STEP = 128  # columns between which errors are carried over at once
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a matrix is rounded: see ``round_matrix``."""
+
+    quantizer: str = TWO_SIDED
+    act_order: bool = False
 
 
 def round_matrix(
@@ -56,27 +65,90 @@ def round_matrix(
     CodecError
         ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
     """
-    if levels is None:
-        levels = learn_levels(weights, grid, factors.weights) if grid.learnt else grid.levels
-    rounded = Rounded.begun(grid, (len(weights), weights.shape[1]), levels)
-    if quantizer == IMPORTANCE:
-        _choose_all(rounded, weights, factors.weights)
-        native.kernels.rounding_nearest(
-            rounded.kernel_grid, weights, rounded.codes, rounded.groups, rounded.scales, rounded.zeros
-        )
+    work = _Work(factors, How(quantizer, act_order))
+    found = work.begun(weights, grid, levels)
+    work.end([found], weights)
+    return found
+
+
+def round_bands(weights: Array, grid: Grid, factors: Factors, how: How, rows: int) -> list[Rounded]:
+    """Return the matrix rounded to a learnt grid, so many rows at a time with levels of their own.
+
+    Parameters, and errors, are those of ``round_matrix``. Descent goes over all rows.
+    """
+    work = _Work(factors, how)
+    found = [work.begun(weights[first : first + rows], grid) for first in range(0, len(weights), rows)]
+    work.end(found, weights)
+    return found
+
+
+class _Work:
+    """The rounding of one matrix."""
+
+    def __init__(self, factors: Factors, how: How) -> None:
+        self._factors, self._how = factors, how
+
+    @cached_property
+    def _order(self) -> Array:
+        return np.argsort(-self._factors.weights, kind="stable")
+
+    @cached_property
+    def _feedback(self) -> Feedback:
+        if self._how.act_order:
+            return feedback_factor(np.ascontiguousarray(self._factors.inputs[np.ix_(self._order, self._order)]))
+        return feedback_factor(self._factors.inputs)
+
+    def begun(self, weights: Array, grid: Grid, levels: Array | None = None) -> Rounded:
+        """Return rows of the matrix rounded one by one."""
+        if levels is None:
+            levels = learn_levels(weights, grid, self._factors.weights) if grid.learnt else grid.levels
+        rounded = Rounded.begun(grid, (len(weights), weights.shape[1]), levels)
+        if self._how.quantizer == IMPORTANCE:
+            self._choose_all(rounded, weights)
+            native.kernels.rounding_nearest(
+                rounded.kernel_grid, weights, rounded.codes, rounded.groups, rounded.scales, rounded.zeros
+            )
+            return rounded
+        rounded.more_damping = self._feedback.more
+        (self._feed_back_in_order if self._how.act_order else self._feed_back)(rounded, weights)
         return rounded
-    if act_order:
-        _feed_back_in_order(rounded, weights, factors)
-    else:
-        _feed_back(rounded, weights, factors)
-    if quantizer == TWO_SIDED:
-        for number in range(PASSES):
-            _descend(rounded, weights, factors, refit=number > 0)
-    return rounded
+
+    def end(self, bands: Sequence[Rounded], weights: Array) -> None:
+        """Let all rows descend together, if they are to."""
+        if self._how.quantizer == TWO_SIDED:
+            for number in range(PASSES):
+                descend(bands, weights, self._factors, refit=number > 0)
+
+    def _choose_all(self, rounded: Rounded, weights: Array) -> None:
+        for first, last in _spans(rounded):
+            choose(rounded, weights, self._factors.weights, first, last)
+
+    def _feed_back(self, rounded: Rounded, weights: Array) -> None:
+        """Round group by group; what is left of each column's error moves the targets of those after it."""
+        factor, left, _ = self._feedback
+        targets, errors = weights.copy(), np.zeros_like(weights)
+        for first, last in _spans(rounded):
+            choose(rounded, targets, left, first, last)
+            _feed(rounded, weights, targets, factor, errors, (first, last))
+
+    def _feed_back_in_order(self, rounded: Rounded, weights: Array) -> None:
+        """Round the columns that weigh most first, by scales that are chosen before: groups are those of the matrix."""
+        self._choose_all(rounded, weights)
+        order = self._order
+        wanted = np.ascontiguousarray(weights[:, order])
+        groups = np.ascontiguousarray(rounded.groups[order])
+        turned = replace(rounded, codes=np.zeros_like(rounded.codes), groups=groups)
+        _feed(turned, wanted, wanted.copy(), self._feedback.upper, np.zeros_like(wanted), (0, weights.shape[1]))
+        rounded.codes[:, order] = turned.codes
 
 
-def error_under(weights: Array, rounded: Rounded, factors: Factors) -> float:
-    """Return ``tr(G D A D^T)`` over ``tr(G W A W^T)``."""
+def values_of(bands: Sequence[Rounded]) -> Array:
+    """Return what the codes of a matrix stand for, of which each band has some rows: f32 [rows, cols]."""
+    return np.concatenate([band.values() for band in bands]) if len(bands) > 1 else bands[0].values()
+
+
+def error_under(weights: Array, values: Array, factors: Factors) -> float:
+    """Return ``tr(G D A D^T)`` over ``tr(G W A W^T)``, ``D`` what ``values`` (f32 [rows, cols]) differ by."""
 
     def weighed(matrix: Array) -> float:
         product = multiplied(matrix, factors.inputs)
@@ -85,7 +157,7 @@ def error_under(weights: Array, rounded: Rounded, factors: Factors) -> float:
         return float(np.vdot(matrix.astype(np.float64), product))
 
     whole = weighed(weights)
-    return weighed(rounded.values() - weights) / whole if whole > 0 else 0.0
+    return weighed(values - weights) / whole if whole > 0 else 0.0
 
 
 def multiplied(a: Array, b: Array) -> Array:
@@ -95,36 +167,10 @@ def multiplied(a: Array, b: Array) -> Array:
     return out
 
 
-def _choose_all(rounded: Rounded, weights: Array, importance: Array) -> None:
-    for first, last in _spans(rounded):
-        choose(rounded, weights, importance, first, last)
-
-
 def _spans(rounded: Rounded) -> Iterator[tuple[int, int]]:
     cols, span = rounded.codes.shape[1], rounded.grid.span
     for first in range(0, cols, span):
         yield first, min(first + span, cols)
-
-
-def _feed_back(rounded: Rounded, weights: Array, factors: Factors) -> None:
-    """Round group by group; what is left of each column's error moves the targets of those after it."""
-    factor, left, rounded.more_damping = feedback_factor(factors.inputs)
-    targets, errors = weights.copy(), np.zeros_like(weights)
-    for first, last in _spans(rounded):
-        choose(rounded, targets, left, first, last)
-        _feed(rounded, weights, targets, factor, errors, (first, last))
-
-
-def _feed_back_in_order(rounded: Rounded, weights: Array, factors: Factors) -> None:
-    """Round the columns that weigh most first, by scales that are chosen before: groups are those of the matrix."""
-    _choose_all(rounded, weights, factors.weights)
-    order = np.argsort(-factors.weights, kind="stable")
-    turned_inputs = np.ascontiguousarray(factors.inputs[np.ix_(order, order)])
-    factor, _, rounded.more_damping = feedback_factor(turned_inputs)
-    wanted = np.ascontiguousarray(weights[:, order])
-    turned = replace(rounded, codes=np.zeros_like(rounded.codes), groups=np.ascontiguousarray(rounded.groups[order]))
-    _feed(turned, wanted, wanted.copy(), factor, np.zeros_like(wanted), (0, weights.shape[1]))
-    rounded.codes[:, order] = turned.codes
 
 
 def _feed(
@@ -150,31 +196,35 @@ def _feed(
             native.kernels.matrix_multiply_add(errors, factor, targets, start, stop, stop, cols - stop)
 
 
-def _descend(rounded: Rounded, weights: Array, factors: Factors, *, refit: bool) -> None:
+def descend(bands: Sequence[Rounded], weights: Array, factors: Factors, *, refit: bool) -> None:
     """Move codes one by one to the least of the error, rows in blocks; the error never grows."""
-    rows, taken = len(weights), rounded.kernel_grid
-    product = multiplied(rounded.values() - weights, factors.inputs)
-    for first in range(0, rows, _BLOCK):
-        block = slice(first, min(first + _BLOCK, rows))
-        if factors.outputs is None:
-            outputs, gradient = np.eye(block.stop - first, dtype=np.float32), product[block].copy()
-        else:
-            outputs = np.ascontiguousarray(factors.outputs[block, block])
-            gradient = multiplied(factors.outputs[block], product)
-        native.kernels.rounding_descend(
-            taken,
-            factors.inputs,
-            outputs,
-            gradient,
-            product[block],
-            refit,
-            rounded.codes[block],
-            rounded.groups,
-            rounded.scales[block],
-            _rows(rounded.zeros, block),
-            _rows(rounded.units, block),
-            _rows(rounded.zero_units, block),
-        )
+    product = multiplied(values_of(bands) - weights, factors.inputs)
+    above = 0
+    for band in bands:
+        taken, rows = band.kernel_grid, len(band.codes)
+        for first in range(0, rows, _BLOCK):
+            some = slice(first, min(first + _BLOCK, rows))
+            block = slice(above + some.start, above + some.stop)
+            if factors.outputs is None:
+                outputs, gradient = np.eye(some.stop - first, dtype=np.float32), product[block].copy()
+            else:
+                outputs = np.ascontiguousarray(factors.outputs[block, block])
+                gradient = multiplied(factors.outputs[block], product)
+            native.kernels.rounding_descend(
+                taken,
+                factors.inputs,
+                outputs,
+                gradient,
+                product[block],
+                refit and band.grid.scaled,
+                band.codes[some],
+                band.groups,
+                band.scales[some],
+                _rows(band.zeros, some),
+                _rows(band.units, some),
+                _rows(band.zero_units, some),
+            )
+        above += rows
 
 
 def _rows(numbers: Array | None, block: slice) -> Array | None:

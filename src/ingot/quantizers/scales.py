@@ -28,6 +28,8 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
     CodecError
         ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale or zero.
     """
+    if not rounded.grid.scaled:
+        return
     if rounded.grid.nested is not None:
         _choose_nested(rounded, targets, importance, first, last)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ingot.codecs.palette.fit import Histogram, entries_of, require_finite
 from ingot.model.tensor import Array
 from ingot.quantizers.grid import Grid, Rounded
 from ingot.quantizers.scales import choose
@@ -12,7 +13,10 @@ _TURNS, _ROUNDS, _SAMPLE = 2, 12, 1 << 20
 
 
 def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
-    """Return ``2 ** bits`` ascending levels for a matrix: f32 that f16 holds, the largest magnitude 1.
+    """Return ``2 ** bits`` ascending levels for a matrix: f32 that f16 holds.
+
+    With scales the largest magnitude is 1. Without, levels are values: those of least squared error under the weights
+    of the columns, exactly (``spec/palette.md``).
 
     Parameters
     ----------
@@ -20,7 +24,14 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
     grid : Grid
     importance : f32 [cols]
         What squared errors of each column weigh.
+
+    Raises
+    ------
+    CodecError
+        ``palette.entry-overflow``: values that f16 cannot hold.
     """
+    if not grid.scaled:
+        return _values(weights, grid, importance)
     step = max(1, weights.size // _SAMPLE)
     rows = np.ascontiguousarray(weights[::step])
     groups = grid.groups(rows.shape[1])
@@ -35,6 +46,12 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
         values, heavy = rows[known] / spread[known], (weighed * np.square(spread))[known]
         levels = _lloyd(values.astype(np.float64), heavy.astype(np.float64), levels)
     return levels
+
+
+def _values(weights: Array, grid: Grid, importance: Array) -> Array:
+    histogram = Histogram("f32", require_finite(weights, 0, weights.shape[1]))
+    histogram.take(weights, importance.astype(np.float64))
+    return entries_of(histogram.centroids(1 << grid.bits), "f16", "f16")[2]
 
 
 def _start(rows: Array, grid: Grid, groups: Array) -> Array:

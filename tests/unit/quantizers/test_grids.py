@@ -18,11 +18,11 @@ from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.quantizers.blocks import GRIDS
-from ingot.quantizers.choice import asked
+from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import feedback_factor, no_factors
 from ingot.quantizers.grid import OFFSETS, POINTS, Grid, Rounded
 from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import _descend, error_under, round_matrix
+from ingot.quantizers.rounding import descend, error_under, round_matrix, values_of
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)
@@ -38,7 +38,7 @@ def each_isa() -> Iterator[tuple[str, ...]]:
 def decoded(found: Rounded, quantizer: str, codec: str, options: dict[str, object]) -> np.ndarray:
     """What stands in a container: the parts as the codec's own decoder reads them."""
     wanted = asked(quantizer, codec, options)
-    layout = wanted.layout("f32")
+    layout = wanted.layout(found.codes.shape, "f32")
     parts = parts_of([found], wanted)
     made = {
         spec.role: memory_part(np.ascontiguousarray(parts[spec.role]).reshape(-1).view(np.uint8), spec.dtype)
@@ -82,7 +82,7 @@ def test_blocks_hold_what_was_chosen_to_the_bit(kind: str, quantizer: str) -> No
     weights, known = matrix(5, 256, 1), factors(5, 256, 2)
     found = round_matrix(weights, GRIDS[kind], known, quantizer)
     assert np.array_equal(decoded(found, quantizer, "ggml_blocks", {"type": kind}), found.values())
-    assert error_under(weights, found, known) < 0.5 ** (2 * GRIDS[kind].bits - 2)
+    assert error_under(weights, found.values(), known) < 0.5 ** (2 * GRIDS[kind].bits - 2)
 
 
 @settings(max_examples=15)
@@ -96,10 +96,10 @@ def test_zeros_descend_and_can_be_stored(
     weights, known = matrix(rows, cols, seed) + np.float32(shift), factors(rows, cols, seed + 1)
     grid = Grid(bits, group, zeros=zeros)
     found = round_matrix(weights, grid, known, "gptq")
-    errors = [error_under(weights, found, known)]
+    errors = [error_under(weights, found.values(), known)]
     for number in range(3):
-        _descend(found, weights, known, refit=number > 0)
-        errors.append(error_under(weights, found, known))
+        descend([found], weights, known, refit=number > 0)
+        errors.append(error_under(weights, found.values(), known))
     assert all(after <= before * 1.0001 + 1e-9 for before, after in pairwise(errors))
     assert found.zeros is not None
     assert np.isfinite(found.values()).all()
@@ -116,10 +116,10 @@ def test_zeros_descend_and_can_be_stored(
 def test_nested_scales_descend_in_steps_that_there_are(rows: int, blocks: int, kind: str, seed: int) -> None:
     weights, known = matrix(rows, 256 * blocks, seed), factors(rows, 256 * blocks, seed + 1)
     found = round_matrix(weights, GRIDS[kind], known, "gptq")
-    begun, errors = found.scales.copy(), [error_under(weights, found, known)]
+    begun, errors = found.scales.copy(), [error_under(weights, found.values(), known)]
     for number in range(3):
-        _descend(found, weights, known, refit=number > 0)
-        errors.append(error_under(weights, found, known))
+        descend([found], weights, known, refit=number > 0)
+        errors.append(error_under(weights, found.values(), known))
     assert all(after <= before * 1.0001 for before, after in pairwise(errors))
     assert np.array_equal(decoded(found, "gptq", "ggml_blocks", {"type": kind}), found.values())
     if rows * blocks > 4:
@@ -130,8 +130,8 @@ def test_nested_scales_descend_in_steps_that_there_are(rows: int, blocks: int, k
 def test_zeros_serve_weights_that_lie_aside(zeros: str) -> None:
     weights, known = matrix(16, 64, 3) + np.float32(1.5), factors(16, 64, 4)
     for quantizer in ("importance", "gptq", "two-sided"):
-        aside = error_under(weights, round_matrix(weights, Grid(4, 32, zeros=zeros), known, quantizer), known)
-        around = error_under(weights, round_matrix(weights, Grid(4, 32), known, quantizer), known)
+        aside = error_under(weights, round_matrix(weights, Grid(4, 32, zeros=zeros), known, quantizer).values(), known)
+        around = error_under(weights, round_matrix(weights, Grid(4, 32), known, quantizer).values(), known)
         assert aside < 0.75 * around, quantizer
 
 
@@ -185,3 +185,44 @@ def test_what_is_never_seen_is_no_reason_to_stop() -> None:
     known = factors(4, 256, 7, rank=3)
     found = round_matrix(matrix(4, 256, 8), GRIDS["q4_k"], known)
     assert np.isfinite(found.values()).all()
+
+
+@settings(max_examples=8)
+@given(
+    tables=st.integers(1, 3), channels=st.integers(1, 24), cols=st.integers(1, 90), bits=st.sampled_from((1, 2, 4, 6)),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_palettes_descend_over_all_their_tables(tables: int, channels: int, cols: int, bits: int, seed: int) -> None:
+    rows = tables * channels
+    weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1)
+    weights[:channels] *= 3  # a table of its own is of use
+    wanted = asked("gptq", "palette", {"bits": bits, "group": channels})
+    found = rounded_as(wanted, weights, known)
+    assert len(found) == tables
+    assert all((band.levels == band.levels.astype(np.float16)).all() for band in found)
+    errors = [error_under(weights, values_of(found), known)]
+    for _ in range(3):
+        descend(found, weights, known, refit=True)
+        errors.append(error_under(weights, values_of(found), known))
+    assert all(after <= before * 1.0001 + 1e-9 for before, after in pairwise(errors))
+    layout, parts = wanted.layout((rows, cols), "f32"), parts_of(found, wanted)
+    made = {
+        spec.role: memory_part(np.ascontiguousarray(parts[spec.role]).reshape(-1).view(np.uint8), spec.dtype)
+        for spec in layout.part_specs((rows, cols))
+    }
+    tensor = Tensor.from_parts(layout, made, (rows, cols), "w")
+    assert np.array_equal(CODECS[layout.codec].decode(tensor, "f32"), values_of(found))
+
+
+def test_importance_gives_palettes_the_exact_values() -> None:
+    """Without feedback a palette is what the codec makes under the same weights of columns."""
+    weights, known = matrix(12, 40, 2), factors(12, 40, 3)
+    found = rounded_as(asked("importance", "palette", {"bits": 3}), weights, known)
+    own = CODECS["palette"].encoder((12, 40), "f32", {"bits": 3, "importance": known.weights.astype(np.float64)})
+    for _ in range(own.fit_passes):
+        own.fit_pass(weights)
+    parts = own.encode(weights)
+    assert np.array_equal(parts["codebook"].reshape(-1).astype(np.float32), found[0].levels)
+    out = np.empty_like(weights)
+    own.decode(parts, out)
+    assert np.array_equal(out, values_of(found))

@@ -320,7 +320,12 @@ def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
         return 1
     if type(group) is not int or not size <= group < 2**63:
         raise _wrong("group 'tensor' or a number of channels, not less than vector", group)
-    span = min(group // size, length)
+    return codebooks_for(length, group // size)
+
+
+def codebooks_for(length: int, most: int) -> int:
+    """Return how many codebooks of as many channels each serve ``length`` of them, if none has more than ``most``."""
+    span = max(1, min(most, length))
     while length % span:
         span -= 1
     return length // span

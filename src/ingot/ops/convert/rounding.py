@@ -151,6 +151,6 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 where=name,
             )
         wanted = asked(choice.quantizer, choice.codec, choice.options)
-        wanted.require_columns(tensor.shape[-1], name)
+        wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found

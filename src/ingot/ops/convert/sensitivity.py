@@ -25,9 +25,9 @@ from ingot.errors import CodecError, UnsupportedError
 from ingot.model.statistics import MatrixStatistics, Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.measure import SAMPLE, sample_of, sampled_rows, stored_rows
-from ingot.quantizers.choice import asked
+from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import Factors, factors_of, no_factors
-from ingot.quantizers.rounding import multiplied, round_matrix
+from ingot.quantizers.rounding import multiplied, values_of
 from ingot.recipes.choice import Choice
 
 # Experts of a stack that are measured.
@@ -205,8 +205,7 @@ def _stored(tensor: Tensor, piece: _Piece, choice: Choice, factors: Factors | No
         return stored_rows(tensor, choice, piece.values)
     wanted = asked(choice.quantizer, choice.codec, choice.options)
     known = factors or no_factors(piece.rows.shape[1])
-    found = round_matrix(piece.rows, wanted.grid, known, wanted.quantizer, act_order=wanted.act_order)
-    return found.values()
+    return values_of(rounded_as(wanted, piece.rows, known))
 
 
 def _squares(values: Array) -> float:

@@ -23,11 +23,11 @@ from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
-from ingot.quantizers.choice import Asked
+from ingot.quantizers.choice import Asked, rounded_as
 from ingot.quantizers.factors import Factors, factors_of, no_factors
 from ingot.quantizers.grid import Rounded
 from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import error_under, round_matrix
+from ingot.quantizers.rounding import error_under, values_of
 
 
 class Knowing(Protocol):
@@ -129,7 +129,7 @@ class _Work:
     def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
         self.tensor, self._held = tensor, held
         self.asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
-        self.layout = self.asked.layout(rounding.dtypes.get(tensor.name, tensor.dtype))
+        self.layout = self.asked.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
         once = self._held.entry(self.tensor.name)
@@ -144,10 +144,9 @@ class _Work:
         for name, weights in _matrices(self.tensor):
             go_on()
             factors, tokens = self._factors(name, *weights.shape)
-            levels = found[0].levels if found else None
-            made = round_matrix(weights, asked.grid, factors, asked.quantizer, levels, act_order=asked.act_order)
-            found.append(made)
-            error, damping = error_under(weights, made, factors), factors.damping + made.more_damping
+            made = rounded_as(asked, weights, factors, found[0].levels if found else None)
+            found += made
+            error, damping = error_under(weights, values_of(made), factors), factors.damping + made[0].more_damping
             self._outcomes[name] = Outcome(name, error, tokens, damping, factors.dead)
         return {role: _bytes(array) for role, array in parts_of(found, asked).items()}
 

@@ -24,9 +24,10 @@ from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.planfile import plan_json
 from ingot.ops.identity import content_id
 from ingot.quantizers.blocks import GRIDS
+from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import factors_of
 from ingot.quantizers.grid import OFFSETS, POINTS, Grid
-from ingot.quantizers.rounding import round_matrix
+from ingot.quantizers.rounding import round_matrix, values_of
 from ingot.recipes.load import parse_recipe
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -164,7 +165,7 @@ def test_zeros_arrive_integer_for_integer(
     own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
     options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics)
     with monkeypatch.context() as patch:
-        patch.setattr("ingot.ops.views.rounded.round_matrix", lambda *_, **__: pytest.fail("rounded while planning"))
+        patch.setattr("ingot.ops.views.rounded.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
         with prepare(options) as prepared:
             assert prepared.plan.size
     ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
@@ -297,7 +298,7 @@ def test_planning_rounds_nothing(
     def never(*_: object) -> None:
         raise AssertionError("rounded while planning")
 
-    monkeypatch.setattr("ingot.ops.views.rounded.round_matrix", never)
+    monkeypatch.setattr("ingot.ops.views.rounded.rounded_as", never)
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
     with prepare(ConvertOptions(model, tmp_path / target, own, calibration=statistics)) as prepared:
         assert prepared.plan.size
@@ -336,6 +337,46 @@ def test_experts_that_lie_stacked_are_rounded_one_by_one(
         wanted.append(found.values())
     with ingot.open(tmp_path / "out.zt") as made:
         assert np.array_equal(made[name].numpy("f32"), np.stack(wanted))
+
+
+@pytest.mark.parametrize("group", ["16", '"tensor"'])
+def test_palettes_are_held_and_stored(model: Path, statistics: Path, tmp_path: Path, group: str) -> None:
+    own = recipe(tmp_path, "palette", f"{{ bits = 4, group = {group} }}")
+    ingot.convert(model, tmp_path / "out.zt", own, calibration=statistics)
+    with ingot.open(model) as checkpoint, Statistics.open(statistics, checkpoint) as known:
+        of = known.for_matrix(NAME)
+        assert of is not None
+        wanted = asked("two-sided", "palette", {"bits": 4, "group": "tensor" if group != "16" else 16})
+        exact = values_of(rounded_as(wanted, checkpoint[NAME].numpy("f32"), factors_of(of)))
+    with ingot.open(tmp_path / "out.zt") as found:
+        assert found[NAME].codec == "palette"
+        assert np.array_equal(found[NAME].numpy("f32"), exact)
+
+
+def test_stacked_matrices_have_one_palette(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.up_proj.weight"
+    weights = np.random.default_rng(5).normal(size=(3, 8, 24)).astype(np.float32)
+    ingot.save(tmp_path / "m.safetensors", {name: weights})
+    ingot.save(tmp_path / "s.safetensors", {f"{name}:expert.0:in_sum2": np.ones(24, np.float32),
+               f"{name}:expert.0:count": np.array([9])}, {"ingot.statistics": "1"})  # fmt: skip
+    for options, fits in (("{ bits = 4 }", True), ("{ bits = 4, group = 2 }", False)):
+        own = recipe(tmp_path, "palette", options)
+        if fits:
+            ingot.convert(tmp_path / "m.safetensors", tmp_path / "o.zt", own, calibration=tmp_path / "s.safetensors")
+            with ingot.open(tmp_path / "o.zt") as found:
+                assert len(np.unique(found[name].numpy("f32"))) <= 16
+            continue
+        with pytest.raises(IngotError) as refused:
+            ingot.convert(tmp_path / "m.safetensors", tmp_path / "p.zt", own, calibration=tmp_path / "s.safetensors")
+        assert refused.value.rule == "quantizer.matrix"
+
+
+def test_rows_that_are_no_blocks_are_refused(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "m.safetensors", {NAME: np.ones((4, 96), np.float32)})
+    own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_k" }')
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(tmp_path / "m.safetensors", tmp_path / "out.gguf", own)
+    assert refused.value.rule == "ggml_blocks.columns"
 
 
 def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) -> None:
