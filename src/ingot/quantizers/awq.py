@@ -74,7 +74,7 @@ def candidates(squares: Array) -> list[Array]:
 def losses(reader: Reader, tried: Sequence[Array]) -> Array:
     """Return the error of one matrix under each of the scales, rounded to the nearest of its grid: f64."""
     grid, levels = reader.grid, None
-    if grid.learnt:
+    if grid.learnt and grid.scaled:  # values of a palette are learnt anew, as weights under each of the scales differ
         levels = learn_levels(reader.weights, grid, _damped(reader.squares))
     return np.array([_loss(reader, reader.spread(scales), levels) for scales in tried])
 
