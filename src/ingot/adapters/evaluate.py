@@ -152,11 +152,7 @@ def evaluate(
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
         require_place(path)
-    if measures.per_layer and loading.kv_cache is not None:
-        raise UsageError(
-            "expected the full cache to compare layers with, whose outputs are those of one pass, found a packed one",
-            rule="kv.layers",
-        )
+    _require_steps(loading, measures)
     reports: list[LoadReport] = []
     wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
@@ -182,6 +178,22 @@ def evaluate(
     if not measures.receipt:
         return result
     return replace(result, receipt=write_receipt(result, path, text, reference, chosen, measures))
+
+
+def _require_steps(loading: Loading, measures: Measures) -> None:
+    """Refuse what cannot be measured where a packed KV cache has windows read in steps."""
+    if loading.kv_cache is None:
+        return
+    if measures.per_layer:
+        raise UsageError(
+            "expected the full cache to compare layers with, whose outputs are those of one pass, found a packed one",
+            rule="kv.layers",
+        )
+    if loading.kv_cache.evict is not None:
+        raise UsageError(
+            "expected a cache without evict to read a text with, found one: no part of the text is a prompt",
+            rule="kv.evict",
+        )
 
 
 def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Any:

@@ -177,19 +177,9 @@ def read_in_steps(model: Any, batch: Any) -> tuple[Any, PackedCache]:
 
     A few tokens go through the model together: no more than are packed together, so that each finds in blocks what it
     would find there as the only one.
-
-    Raises
-    ------
-    UsageError
-        ``kv.evict``: there is no prompt to evict tokens of.
     """
     settings = settings_of(model)
     assert settings is not None
-    if settings.evict is not None:
-        raise UsageError(
-            "expected a cache without evict to read a text with, found one: no part of the text is a prompt",
-            rule="kv.evict",
-        )
     cache = make_cache(model, settings)
     starts = [*([0] if settings.sinks else []), *range(settings.sinks, batch.shape[1], settings.step)]
     logits = [
