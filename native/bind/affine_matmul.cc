@@ -243,7 +243,7 @@ class Matrix {
             std::string_view bias_dtype, std::size_t threads, bool dots) const {
     require(std::abs(at_.zero_point) <= ingot::kInt8Center, "expected a zero point of at most 2^15");
     const std::size_t fours = blocks_of(ingot::kInt8Block * ingot::kInt8Sums), groups = blocks_of(at_.group);
-    dots = dots && ingot::current_isa() == ingot::Isa::v4 && ingot::has_dots();
+    dots = dots && ingot::has_dots(ingot::current_isa());
     in_parts(x, bias, out, dtype, bias_dtype, ingot::kInt8Count, [&](const Part& part) {
       const Int8Job job{at_, weights_, part.out, part.x, part.out.type, part.rows, fours, groups, dots,
                         nullptr, nullptr, nullptr, nullptr};

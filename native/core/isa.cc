@@ -10,6 +10,11 @@
 #include <unistd.h>
 #endif
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(_WIN32)
+#include <windows.h>
+#endif
 
 namespace ingot {
 namespace {
@@ -86,13 +91,21 @@ bool has_tiles() {
 #endif
 }
 
-bool has_dots() {
+bool has_dots([[maybe_unused]] Isa isa) {
 #if defined(INGOT_HAS_V4)
   static const bool found = [] {
     std::uint32_t a = 0, b = 0, c = 0, d = 0;
     return has(Isa::v4) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & bits({11}));  // leaf 7, ECX
   }();
+  return found && isa == Isa::v4;
+#elif defined(__aarch64__) && defined(__linux__)
+  static const bool found = (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
   return found;
+#elif defined(__aarch64__) && defined(_WIN32)
+  static const bool found = IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+  return found;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  return true;  // as every Mac has it
 #else
   return false;
 #endif

@@ -27,7 +27,7 @@ bool select_isa(const std::string& name);
 // Whether products of tiles in bf16 (AMX) are there and the system lets this process have them, which it asks for.
 bool has_tiles();
 
-// Whether sums of products of bytes (AVX512_VNNI) are there.
-bool has_dots();
+// Whether sums of products of bytes are there, and kernels of this instruction set have them: AVX512_VNNI, `sdot` of arm64.
+bool has_dots(Isa isa);
 
 }  // namespace ingot

@@ -64,6 +64,9 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_permute2x128_si256(even, odd, 0x31));
     }
   }
+#elif defined(INGOT_NEON)
+  if constexpr (sizeof(T) == 2)
+    if (bits <= 4) i = ByteTables<T, 1>(table).store_all(codes, n, out);
 #else
   static_cast<void>(bits);
 #endif
@@ -73,7 +76,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
 // 16-bit results take few values per group; where a group is long enough they are computed once and looked up. It pays
 // (bench/kernels.py) where a register holds the table, and where rounding to f16 takes many instructions.
 constexpr bool table_pays(Dtype dtype, int bits, std::size_t group, std::size_t table_size) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(INGOT_NEON)
   return dtype != Dtype::f32 && bits <= 4 && group >= 32 && table_size <= 16;
 #else
   return dtype == Dtype::f16 && bits <= 8 && group >= 2 * table_size;
@@ -143,7 +146,9 @@ class RowDecoder {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out), store_eight<kDtype>(eight));
     }
 #else
-    for (int c = 0; c < 8; ++c) out[c] = Element<kDtype>::store(scaled<kZero>(values[c], scale, zero));
+    float eight[8];
+    for (int c = 0; c < 8; ++c) eight[c] = scaled<kZero>(values[c], scale, zero);
+    store_block<kDtype>(eight, 8, out);
 #endif
   }
 

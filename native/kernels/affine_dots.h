@@ -11,6 +11,13 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 #if defined(__aarch64__)
+// The assembler takes for the rest of the file what the compiler was not told of.
+#if defined(__ARM_FEATURE_DOTPROD)
+#define INGOT_DOTPROD
+#else
+#define INGOT_DOTPROD ".arch armv8.2-a+dotprod\n\t"
+#endif
+
 constexpr bool kSignedCodes = true;  // codes of 8 bits, less 128: products of signed bytes are those that there are
 #else
 constexpr bool kSignedCodes = false;
@@ -45,19 +52,24 @@ using Whole = __m128i;
 #endif
 
 // How they are added where codes have so many bits.
-template <int kBits, bool kVnni>
+template <int kBits, bool kDots>
 struct Dots {
 #if defined(__AVX2__)
-  static constexpr bool kNarrow = kBits <= 4 && !kVnni;  // in 16 bits: pairs of a block are at most 8 * 2 * 15 * 127
+  static constexpr bool kNarrow = kBits <= 4 && !kDots;  // in 16 bits: pairs of a block are at most 8 * 2 * 15 * 127
 #else
   static constexpr bool kNarrow = false;
+#endif
+#if defined(__aarch64__)
+  static constexpr bool kByBlocks = kDots;
+#else
+  static constexpr bool kByBlocks = false;
 #endif
 
   static Ints begin(std::int32_t start) { return kNarrow ? Ints{} : splat_int(start); }
 
   static Ints add(Ints sum, const Words& codes, const std::int8_t* x) {
 #if defined(__AVX512BW__)
-    if constexpr (kVnni) {  // AVX512_VNNI, which x86-64-v4 has not: the caller asks the processor
+    if constexpr (kDots) {  // AVX512_VNNI, which x86-64-v4 has not: the caller asks the processor
       asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const Four*>(x)));
       return sum;
     }
@@ -74,9 +86,6 @@ struct Dots {
     const Words low = codes & 0x00ff00ffu, high = (codes >> 8) & 0x00ff00ffu;
     return sum + std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(low), even)) +
            std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(high), odd));
-#elif defined(__ARM_FEATURE_DOTPROD)
-    return std::bit_cast<Ints>(vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(codes),
-                                         std::bit_cast<int8x16_t>(four)));
 #elif defined(__aarch64__)
     const int8x16_t w = std::bit_cast<int8x16_t>(codes), a = std::bit_cast<int8x16_t>(four);
     const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(a)), high = vmull_high_s8(w, a);
@@ -87,6 +96,23 @@ struct Dots {
     return sum;
 #endif
   }
+
+#if defined(__aarch64__)
+  // Adds a block of `kRows` rows of x, by instructions that not every processor has: the caller asks.
+  template <std::size_t kRows>
+  static void add_block(Ints (&sums)[kRows], const std::uint8_t* codes, const std::int8_t* x) {
+    for (std::size_t half = 0; half < 2; ++half) {
+      int8x16_t words[4], four[kRows];
+      for (std::size_t word = 0; word < 4; ++word)
+        words[word] = vreinterpretq_s8_u8(vld1q_u8(codes + (4 * half + word) * kVectorBytes));
+      for (std::size_t m = 0; m < kRows; ++m) four[m] = vld1q_s8(x + m * 32 + 16 * half);
+      for (std::size_t m = 0; m < kRows; ++m)
+        asm(INGOT_DOTPROD "sdot %0.4s, %1.16b, %5.4b[0]\n\tsdot %0.4s, %2.16b, %5.4b[1]\n\t"
+            "sdot %0.4s, %3.16b, %5.4b[2]\n\tsdot %0.4s, %4.16b, %5.4b[3]"
+            : "+&w"(sums[m]) : "w"(words[0]), "w"(words[1]), "w"(words[2]), "w"(words[3]), "w"(four[m]));
+    }
+  }
+#endif
 
   static Floats total(const Ints& sum, [[maybe_unused]] std::int32_t start) {
 #if defined(__AVX2__)

@@ -170,9 +170,9 @@ struct Unit {
   float* sums;
 };
 
-template <int kBits, bool kVnni, ZeroKind kZero, std::size_t kRows>
+template <int kBits, bool kDots, ZeroKind kZero, std::size_t kRows>
 void unit(const Unit& of) {
-  using Sum = Dots<kBits, kVnni>;
+  using Sum = Dots<kBits, kDots>;
   const std::uint8_t* bytes = of.bytes;
   const std::int8_t* x = of.codes;
   const float *steps = of.steps, *scales = of.scales, *shifts = of.shifts, *zeros = of.zeros;
@@ -184,11 +184,15 @@ void unit(const Unit& of) {
     for (std::size_t b = 0; b < of.fours; ++b) {
       Ints found[kRows];
       for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::begin(starts[m]);
+      if constexpr (Sum::kByBlocks) {
+        Sum::template add_block<kRows>(found, bytes, x);
+      } else {
 #pragma GCC unroll 8
-      for (std::size_t word = 0; word < kWords; ++word) {
-        Words codes;
-        std::memcpy(&codes, bytes + word * kVectorBytes, sizeof codes);
-        for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::add(found[m], codes, x + m * kInt8Block + word * 4);
+        for (std::size_t word = 0; word < kWords; ++word) {
+          Words codes;
+          std::memcpy(&codes, bytes + word * kVectorBytes, sizeof codes);
+          for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::add(found[m], codes, x + m * kInt8Block + word * 4);
+        }
       }
       const Floats scale = load_floats(scales);
       for (std::size_t m = 0; m < kRows; ++m) {
@@ -206,27 +210,27 @@ void unit(const Unit& of) {
 
 using UnitFn = void (*)(const Unit&);
 
-template <int kBits, bool kVnni, ZeroKind kZero, std::size_t... kLess>
+template <int kBits, bool kDots, ZeroKind kZero, std::size_t... kLess>
 UnitFn unit_of_rows(std::size_t rows, std::index_sequence<kLess...>) {
-  constexpr UnitFn table[] = {unit<kBits, kVnni, kZero, kLess + 1>...};
+  constexpr UnitFn table[] = {unit<kBits, kDots, kZero, kLess + 1>...};
   return table[rows - 1];
 }
 
-template <int kBits, bool kVnni>
+template <int kBits, bool kDots>
 UnitFn unit_for(ZeroKind zero, std::size_t rows) {
   constexpr auto all = std::make_index_sequence<kInt8Tile>{};
   switch (zero) {
     case ZeroKind::point:
-      return unit_of_rows<kBits, kVnni, ZeroKind::point>(rows, all);
+      return unit_of_rows<kBits, kDots, ZeroKind::point>(rows, all);
     case ZeroKind::offset:
-      return unit_of_rows<kBits, kVnni, ZeroKind::offset>(rows, all);
+      return unit_of_rows<kBits, kDots, ZeroKind::offset>(rows, all);
     default:
-      return unit_of_rows<kBits, kVnni, ZeroKind::none>(rows, all);
+      return unit_of_rows<kBits, kDots, ZeroKind::none>(rows, all);
   }
 }
 
 UnitFn unit_of(const Int8Job& job, std::size_t rows) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
   if (job.dots) return unit_for<4, true>(job.at.zero, rows);  // no narrow sums: the same for all numbers of bits
 #endif
   return job.at.bits == 8 ? unit_for<8, false>(job.at.zero, rows) : unit_for<4, false>(job.at.zero, rows);

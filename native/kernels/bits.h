@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/neon.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -92,6 +94,40 @@ void unpack_bytes(const std::uint8_t* __restrict in, std::size_t n, Codes& codes
   }
 }
 
+#if defined(INGOT_NEON)
+// Where each of sixteen codes is: the two bytes that hold it, as a number of 16 bits, and by how much that is shifted.
+template <int kBits, bool kMsb>
+struct Windows {
+  std::uint8_t bytes[32];
+  std::int16_t shifts[16];
+  constexpr Windows() : bytes(), shifts() {
+    for (int code = 0; code < 16; ++code) {
+      const int place = code * kBits / 8, bit = code * kBits % 8;
+      bytes[2 * code] = static_cast<std::uint8_t>(kMsb ? place + 1 : place);
+      bytes[2 * code + 1] = static_cast<std::uint8_t>(kMsb ? place : place + 1);
+      shifts[code] = static_cast<std::int16_t>(kMsb ? bit + kBits - 16 : -bit);
+    }
+  }
+};
+
+// Unpacks codes of less than a byte, sixteen at a time; returns how many.
+template <int kBits, bool kMsb>
+std::size_t unpack_windows(const std::uint8_t* __restrict in, std::size_t bytes, std::uint8_t* __restrict out) {
+  static constexpr Windows<kBits, kMsb> at;
+  const uint8x16_t first = vld1q_u8(at.bytes), second = vld1q_u8(at.bytes + 16);
+  const int16x8_t low = vld1q_s16(at.shifts), high = vld1q_s16(at.shifts + 8);
+  const uint8x16_t mask = vdupq_n_u8((1 << kBits) - 1);
+  std::size_t i = 0;
+  for (; i / 8 * kBits + 16 <= bytes; i += 16) {
+    const uint8x16_t all = vld1q_u8(in + i / 8 * kBits);
+    const uint16x8_t one = vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(all, first)), low);
+    const uint16x8_t two = vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(all, second)), high);
+    vst1q_u8(out + i, vandq_u8(vuzp1q_u8(vreinterpretq_u8_u16(one), vreinterpretq_u8_u16(two)), mask));
+  }
+  return i;
+}
+#endif
+
 // Unpacks `n` codes (at most kChunk) from ceil(n * kBits / 8) bytes.
 template <int kBits, bool kMsb>
 void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
@@ -100,7 +136,10 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
   const std::size_t whole = bytes < 8 ? 0 : (bytes - 8) / kBits + 1;  // words that can be loaded as eight bytes
   // Two loops: loads at odd distances, which compilers leave scalar, and the rest, which becomes vector code.
   std::uint64_t raw[kChunk / 8];
-  std::size_t i = 0;
+  std::size_t i = 0, from = 0;
+#if defined(INGOT_NEON)
+  if constexpr (kBits < 8) i = from = unpack_windows<kBits, kMsb>(in, bytes, codes.bytes()) / 8;
+#endif
 #if defined(__AVX2__)
   const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, kBits, kBits + 1, kBits + 2,
                                                                   kBits + 3, kBits + 4, kBits + 5, kBits + 6, kBits + 7));
@@ -118,7 +157,7 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
     std::memcpy(last, in + i * kBits, left < 8 ? left : 8);
     raw[i] = load_word(last);
   }
-  for (i = 0; i < count; ++i) codes.words[i] = little(unpack_word<kBits, kMsb>(raw[i]));
+  for (i = from; i < count; ++i) codes.words[i] = little(unpack_word<kBits, kMsb>(raw[i]));
 }
 
 // Packs `n` codes (at most kChunk, each below 2^kBits) to ceil(n * kBits / 8) bytes; unused bits of the last are zero.

@@ -7,6 +7,8 @@
 
 #include "core/dtype.h"
 
+#include "kernels/neon.h"
+
 #if defined(__AVX2__) && defined(__F16C__)  // x86-64-v3 has both
 #include <immintrin.h>
 #endif
@@ -108,6 +110,13 @@ inline void load_block(const TypeOf<kDtype>* __restrict in, std::size_t n, float
   if constexpr (kDtype == Dtype::f16)
     for (; i + 8 <= n; i += 8)
       _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+#elif defined(INGOT_NEON)
+  if constexpr (kDtype == Dtype::f16)
+    for (; i + 8 <= n; i += 8) {
+      const float16x8_t eight = vreinterpretq_f16_u16(vld1q_u16(in + i));
+      vst1q_f32(out + i, vcvt_f32_f16(vget_low_f16(eight)));
+      vst1q_f32(out + i + 4, vcvt_high_f32_f16(eight));
+    }
 #endif
   for (; i < n; ++i) out[i] = Element<kDtype>::load(in[i]);
 }
@@ -127,6 +136,20 @@ inline __m128i store_eight(__m256 values) {
   const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
 }
+#elif defined(INGOT_NEON)
+// Element<kDtype>::store for eight values.
+template <Dtype kDtype>
+inline uint16x8_t store_eight(float32x4_t low, float32x4_t high) {
+  if constexpr (kDtype == Dtype::f16)
+    return vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(low), high));
+  const uint32x4_t one = vdupq_n_u32(1), half = vdupq_n_u32(0x7fff);
+  const uint32x4_t first = vreinterpretq_u32_f32(low), second = vreinterpretq_u32_f32(high);
+  const auto odd = [=](uint32x4_t bits) { return vandq_u32(vshrq_n_u32(bits, 16), one); };
+  const uint16x8_t rounded = vaddhn_high_u32(vaddhn_u32(vaddq_u32(first, half), odd(first)), vaddq_u32(second, half), odd(second));
+  const uint16x8_t numbers = vuzp1q_u16(vreinterpretq_u16_u32(vceqq_f32(low, low)), vreinterpretq_u16_u32(vceqq_f32(high, high)));
+  const uint16x8_t bits = vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
+  return vbslq_u16(numbers, rounded, vorrq_u16(bits, vdupq_n_u16(0x40)));
+}
 #endif
 
 // Rounds `n` f32 values to the element type.
@@ -137,6 +160,9 @@ inline void store_block(const float* __restrict in, std::size_t n, TypeOf<kDtype
   if constexpr (kDtype == Dtype::f16 || kDtype == Dtype::bf16)
     for (; i + 8 <= n; i += 8)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), store_eight<kDtype>(_mm256_loadu_ps(in + i)));
+#elif defined(INGOT_NEON)
+  if constexpr (kDtype == Dtype::f16 || kDtype == Dtype::bf16)
+    for (; i + 8 <= n; i += 8) vst1q_u16(out + i, store_eight<kDtype>(vld1q_f32(in + i), vld1q_f32(in + i + 4)));
 #endif
   for (; i < n; ++i) out[i] = Element<kDtype>::store(in[i]);
 }

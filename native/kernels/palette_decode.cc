@@ -17,8 +17,18 @@ struct Wide {
 };
 
 template <class T>
-void look_up(const T* __restrict table, int, const std::uint8_t* __restrict codes, std::size_t n, T* __restrict out) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = table[codes[i]];
+void look_up(const T* __restrict table, [[maybe_unused]] int bits, const std::uint8_t* __restrict codes, std::size_t n,
+             T* __restrict out) {
+  std::size_t i = 0;
+#if defined(INGOT_NEON)
+  if constexpr (sizeof(T) <= 4) {
+    const std::size_t entries = std::size_t{1} << bits;
+    if (n >= 32 && bits <= 4) i = ByteTables<T, 1>(table, entries).store_all(codes, n, out);
+    if (n >= 128 && bits == 6) i = ByteTables<T, 4>(table, entries).store_all(codes, n, out);
+  }
+#endif
+#pragma GCC unroll 8
+  for (; i < n; ++i) out[i] = table[codes[i]];
 }
 
 #if defined(__AVX512BW__)

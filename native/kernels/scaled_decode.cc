@@ -212,9 +212,43 @@ template <Dtype kDtype>
 void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
              TypeOf<kDtype>* __restrict out) {
   TypeOf<kDtype> products[16];
-  for (int i = 0; i < 16; ++i) products[i] = Element<kDtype>::store(scale * table[i]);
-  for (std::size_t i = 0; i < n; ++i) out[i] = products[codes[i]];
+  float exact[16];
+  for (int i = 0; i < 16; ++i) exact[i] = scale * table[i];
+  store_block<kDtype>(exact, 16, products);
+  std::size_t i = 0;
+#if defined(INGOT_NEON)
+  i = ByteTables<TypeOf<kDtype>, 1>(products).store_all(codes, n, out);
+#endif
+  for (; i < n; ++i) out[i] = products[codes[i]];
 }
+
+#if defined(INGOT_NEON)
+// Codes of E4M3, sixteen at a time: as f16 they are 2^-8 of what they stand for, subnormal ones too. Returns how many are
+// done. As above, a scale that is NaN is left to others.
+template <Dtype kDtype>
+std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, float scale,
+                         TypeOf<kDtype>* __restrict out) {
+  if (scale != scale) return 0;
+  const float32x4_t factor = vdupq_n_f32(scale), unit = vdupq_n_f32(256.0f);
+  const uint16x8_t kept = vdupq_n_u16(0xbf80), magnitude = vdupq_n_u16(0x3f80), quiet = vdupq_n_u16(0x7e00);
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const int16x8_t wide = vshll_n_s8(vreinterpret_s8_u8(vld1_u8(codes + i)), 7);
+    const uint16x8_t bits = vandq_u16(vreinterpretq_u16_s16(wide), kept);
+    const uint16x8_t nan = vceqq_u16(vandq_u16(bits, magnitude), magnitude);
+    const float16x8_t half = vreinterpretq_f16_u16(vbslq_u16(vshrq_n_u16(nan, 1), quiet, bits));
+    const float32x4_t low = vmulq_f32(factor, vmulq_f32(vcvt_f32_f16(vget_low_f16(half)), unit));
+    const float32x4_t high = vmulq_f32(factor, vmulq_f32(vcvt_high_f32_f16(half), unit));
+    if constexpr (kDtype == Dtype::f32) {
+      vst1q_f32(out + i, low);
+      vst1q_f32(out + i + 4, high);
+    } else {
+      vst1q_u16(out + i, store_eight<kDtype>(low, high));
+    }
+  }
+  return i;
+}
+#endif
 
 #endif
 
@@ -222,7 +256,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
 template <Dtype kDtype, ScaledValues kValues>
 void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
              TypeOf<kDtype>* __restrict out) {
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) || defined(INGOT_NEON)
   if constexpr (kValues == ScaledValues::e4m3) {
     const std::size_t done = convert_e4m3<kDtype>(codes, n, scale, out);
     codes += done;

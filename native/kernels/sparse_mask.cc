@@ -8,6 +8,7 @@
 
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
+#include "kernels/neon.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -41,6 +42,9 @@ constexpr std::size_t kStep = sizeof(T) == 8 ? 8 : 16;
 
 template <class T>
 inline void expand_some(unsigned bits, const T* values, T* out) {
+#if defined(INGOT_NEON)
+  if constexpr (sizeof(T) <= 4) return store_at(values, vld1_u8(kMaskBytes.spread[bits]), out);
+#endif
   std::size_t taken = 0;
   for (int i = 0; i < 8; ++i) {
     const unsigned bit = bits >> i & 1;
@@ -54,6 +58,13 @@ constexpr std::size_t kStep = 8;
 
 #endif
 
+inline std::size_t ones(unsigned bits) {
+#if defined(INGOT_NEON)  // which counts in registers of vectors alone: a look-up is one step
+  if (bits < 256) return kMaskBytes.count[bits];
+#endif
+  return static_cast<std::size_t>(std::popcount(bits));
+}
+
 template <class T>
 void expand(const std::uint8_t* mask, std::size_t n, const T* values, std::size_t count, T* out) {
   std::size_t i = 0, taken = 0;
@@ -62,25 +73,38 @@ void expand(const std::uint8_t* mask, std::size_t n, const T* values, std::size_
     unsigned bits = mask[i / 8];
     if constexpr (step == 16) bits |= static_cast<unsigned>(mask[i / 8 + 1]) << 8;
     expand_some(bits, values + taken, out + i);
-    taken += static_cast<std::size_t>(std::popcount(bits));
+    taken += ones(bits);
   }
   for (; i < n; ++i) out[i] = kept(mask, i) && taken < count ? values[taken++] : T{0};
 }
 
 template <class T>
+using Eight __attribute__((vector_size(8 * sizeof(T)))) = T;
+
+template <class T>
 void clear(const std::uint8_t* mask, std::size_t n, T* out) {
+  constexpr Eight<T> each = {1, 2, 4, 8, 16, 32, 64, 128};
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    const unsigned bits = mask[i / 8];
-    for (int j = 0; j < 8; ++j) out[i + static_cast<std::size_t>(j)] &= static_cast<T>(-static_cast<T>(bits >> j & 1));
+    Eight<T> values;
+    std::memcpy(&values, out + i, sizeof values);
+    values &= reinterpret_cast<Eight<T>>(((Eight<T>{} + static_cast<T>(mask[i / 8])) & each) != 0);
+    std::memcpy(out + i, &values, sizeof values);
   }
   for (; i < n; ++i) out[i] = kept(mask, i) ? out[i] : T{0};
 }
 
 template <class T>
 void select(const std::uint8_t* mask, std::size_t n, const T* values, T* out, std::size_t count) {
-  std::size_t taken = 0;
-  for (std::size_t i = 0; i < n && taken < count; ++i) {
+  std::size_t taken = 0, i = 0;
+#if defined(INGOT_NEON)
+  if constexpr (sizeof(T) <= 4)
+    for (; i + 8 <= n && taken + 8 <= count; i += 8) {
+      store_at(values + i, vld1_u8(kMaskBytes.kept[mask[i / 8]]), out + taken);
+      taken += kMaskBytes.count[mask[i / 8]];
+    }
+#endif
+  for (; i < n && taken < count; ++i) {
     out[taken] = values[i];
     taken += kept(mask, i);
   }

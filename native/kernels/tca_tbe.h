@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/bits.h"
+#include "kernels/neon.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

@@ -19,6 +19,9 @@ inline void take_eight(std::uint64_t mask, Feed& feed, std::uint8_t* bytes) {
 #if defined(__BMI2__)
   store_word(_pdep_u64(load_word(feed.high), kSpread.words[mask] * 0xff), bytes);
   feed.high += count_ones(mask);
+#elif defined(INGOT_NEON)
+  store_at(feed.high, vld1_u8(kMaskBytes.spread[mask]), bytes);
+  feed.high += kMaskBytes.count[mask];
 #else
   if (mask == 0xff) {
     std::memcpy(bytes, feed.high, 8);
@@ -38,11 +41,24 @@ void decode_stripe(Feed& feed, int start, Stripe& stripe) {
     for (int plane = 0; plane < 3; ++plane) planes[plane] = *feed.bitmaps[plane]++;
     const std::uint64_t indicator = planes[0] | planes[1] | planes[2];
     alignas(64) std::uint8_t codes[64], bytes[64];
+#if defined(INGOT_NEON)
+    const uint8x16_t twice = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}, bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    for (std::size_t row = 0; row < 8; row += 2) {
+      const auto plane = [&](int i) {
+        const uint8x16_t both = vaddq_u8(twice, vdupq_n_u8(static_cast<std::uint8_t>(row)));
+        const uint8x16_t bits = vqtbl1q_u8(vreinterpretq_u8_u64(vdupq_n_u64(planes[i])), both);
+        return vandq_u8(vtstq_u8(bits, bit), vdupq_n_u8(static_cast<std::uint8_t>(1 << i)));
+      };
+      vst1q_u8(codes + 8 * row, vorrq_u8(vorrq_u8(plane(0), plane(1)), plane(2)));
+    }
+    for (std::size_t row = 0; row < 8; ++row) take_eight(indicator >> (8 * row) & 0xff, feed, bytes + 8 * row);
+#else
     for (std::size_t row = 0; row < 8; ++row) {
       const auto plane = [&](int i) { return kSpread.words[planes[i] >> (8 * row) & 0xff] << i; };
       store_word(plane(0) | plane(1) | plane(2), codes + 8 * row);
       take_eight(indicator >> (8 * row) & 0xff, feed, bytes + 8 * row);
     }
+#endif
     alignas(64) std::uint16_t values[64];
     const std::uint16_t base = static_cast<std::uint16_t>(start * 128);
     for (std::size_t i = 0; i < 64; ++i) {

@@ -32,6 +32,12 @@ inline std::uint64_t plane_of(const std::uint8_t* codes, int plane) {
     const auto mask = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(bytes, 7 - plane)));
     bits |= static_cast<std::uint64_t>(mask) << (32 * half);
   }
+#elif defined(INGOT_NEON)
+  const uint8x16_t which = vdupq_n_u8(static_cast<std::uint8_t>(1 << plane)), bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const auto sixteen = [&](int at) { return vandq_u8(vtstq_u8(vld1q_u8(codes + 16 * at), which), bit); };
+  const uint8x16_t low = vpaddq_u8(sixteen(0), sixteen(1)), high = vpaddq_u8(sixteen(2), sixteen(3));
+  const uint8x16_t all = vpaddq_u8(low, high);
+  bits = vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(all, all)), 0);
 #else
   for (int row = 0; row < 8; ++row) {
     const std::uint64_t eight = load_word(codes + 8 * row) >> plane & 0x0101010101010101ull;
@@ -46,6 +52,9 @@ inline void keep_eight(std::uint64_t mask, const std::uint8_t* bytes, Sink& sink
 #if defined(__BMI2__)
   store_word(_pext_u64(load_word(bytes), kSpread.words[mask] * 0xff), sink.high);
   sink.high += count_ones(mask);
+#elif defined(INGOT_NEON)
+  store_at(bytes, vld1_u8(kMaskBytes.kept[mask]), sink.high);
+  sink.high += kMaskBytes.count[mask];
 #else
   if (mask == 0xff) {
     std::memcpy(sink.high, bytes, 8);

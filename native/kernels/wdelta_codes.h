@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/neon.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -89,6 +91,13 @@ struct Pairs {
       }
     }
 #endif
+#elif defined(INGOT_NEON)
+    const ByteTables<T, 1> table(one);
+    for (; i + 16 <= bytes; i += 16) {
+      const uint8x16_t both = vld1q_u8(packed + i), even = vshrq_n_u8(both, 4), odd = vandq_u8(both, vdupq_n_u8(15));
+      table.store(vzip1q_u8(even, odd), out + 2 * i);
+      table.store(vzip2q_u8(even, odd), out + 2 * i + 16);
+    }
 #else
     static_cast<void>(packed), static_cast<void>(bytes), static_cast<void>(out);
 #endif

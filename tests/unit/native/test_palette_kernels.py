@@ -23,7 +23,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", range(1, 9))
 def test_streams(width: int, count: int) -> None:
     codes = rng(count).integers(0, 2**width, count).astype(np.uint8)
     packed = np.empty(-(-count * width // 8), np.uint8)
