@@ -88,7 +88,7 @@ $(VENV).peers/.installed: $(VENV)/.test
 	touch $@
 
 # Cross-built, and run under qemu-user; the script says what it needs.
-arm64: $(VENV)/.installed
+arm64: $(VENV)/.packages
 	PATH="$$PWD/$(BIN):$$PATH" PYTHON=$(abspath $(BIN))/python ARM64=$(VENV).arm64 tools/arm64.sh
 
 # From Debian: apt install nginx-light openssl.

@@ -104,13 +104,23 @@ def affine(rng: np.random.Generator) -> Iterator[Case]:
     base, out = rng.normal(0, 1, (2, COUNT)).astype(numpy_dtype("bf16"))
     table, packed = rng.normal(0, 1, 16).astype(np.float32), rng.integers(0, 256, COUNT // 2, np.uint8)
     none = np.empty(0, np.int64), np.empty(0, np.float32)
-    run = partial(native.kernels.int4_add, packed, 0, table, *none, False, as_bits(base), as_bits(out), None, False, "bf16")
+    run = partial(
+        native.kernels.int4_add, packed, 0, table, *none, False, as_bits(base), as_bits(out), None, False, "bf16"
+    )
     yield "add a .wdelta of 4 bits to bf16", COUNT, run
     for word in (np.uint16, np.uint32):
         yield (
             f".wdelta of 4 bits to {8 * np.dtype(word).itemsize} bits",
             COUNT,
-            partial(native.kernels.int4_decode, packed, 0, np.arange(16, dtype=word), *none_of(word), False, np.empty(COUNT, word)),
+            partial(
+                native.kernels.int4_decode,
+                packed,
+                0,
+                np.arange(16, dtype=word),
+                *none_of(word),
+                False,
+                np.empty(COUNT, word),
+            ),
         )
 
 
@@ -192,7 +202,16 @@ def outside(home: Path, package: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         plugin = Path(folder, "count.so")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", plugin, HERE.with_suffix(".c")], check=True)
-        command = ["qemu-aarch64", "-plugin", str(plugin), "-L", str(root), f"{root}/usr/bin/python3.11", str(HERE), "--inside"]
+        command = [
+            "qemu-aarch64",
+            "-plugin",
+            str(plugin),
+            "-L",
+            str(root),
+            f"{root}/usr/bin/python3.11",
+            str(HERE),
+            "--inside",
+        ]
         environment = {
             **os.environ,
             "PYTHONHOME": "/usr",
@@ -214,10 +233,16 @@ def outside(home: Path, package: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--home", type=Path, default=Path(".venv.arm64"), help="what `make arm64` made (default %(default)s)")
-    parser.add_argument("--package", type=Path, help="the folder of the package `ingot` for arm64; default: HOME/package")
+    parser.add_argument(
+        "--home", type=Path, default=Path(".venv.arm64"), help="what `make arm64` made (default %(default)s)"
+    )
+    parser.add_argument(
+        "--package", type=Path, help="the folder of the package `ingot` for arm64; default: HOME/package"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path, nargs=2, metavar=("BEFORE", "NOW"), help="print two such files side by side")
+    parser.add_argument(
+        "--table", type=Path, nargs=2, metavar=("BEFORE", "NOW"), help="print two such files side by side"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
