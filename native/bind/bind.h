@@ -50,6 +50,7 @@ void bind_delta_add(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_floats(nb::module_& m);
 void bind_ggml(nb::module_& m);
+void bind_heap(nb::module_& m);
 void bind_isa(nb::module_& m);
 void bind_kv_cache(nb::module_& m);
 void bind_mapping(nb::module_& m);

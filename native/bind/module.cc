@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   bind_affine_matmul(m);
   bind_affine_zeros(m);
   bind_ggml(m);
+  bind_heap(m);
   bind_isa(m);
   bind_checksum(m);
   bind_cbor(m);

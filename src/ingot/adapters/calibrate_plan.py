@@ -12,7 +12,7 @@ from ingot.adapters.calibration import CalibrateOptions, CalibratePlan
 from ingot.adapters.samples import DRAWN
 from ingot.adapters.skeleton import Layer
 from ingot.adapters.skeleton_ends import ROWS
-from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.memory import anonymous_in_use, available_ram, parse_size
 from ingot.errors import ResourceError
 
 RESERVE = 128 << 20
@@ -65,7 +65,7 @@ class Means:
 def means_of(model: Layered, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool) -> Means:
     """Decide how a calibration is carried out in the memory there is; ``calibrate.ram`` where none is enough."""
     skeleton, (windows, length) = model.skeleton, shape
-    ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_rss()
+    ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
     free = ceiling - RESERVE
     # Merged weights lie there twice while they are merged.
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)

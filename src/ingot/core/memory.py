@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
+from ingot.core import native
 from ingot.core.cgroup import limit_files
 from ingot.core.system import peak_resident
 from ingot.errors import ResourceError, UsageError
@@ -62,6 +63,14 @@ def anonymous_rss() -> int:
     process = psutil.Process()
     used = process.memory_info()
     return int(used.rss - used.shared if hasattr(used, "shared") else process.memory_full_info().uss)
+
+
+def anonymous_in_use() -> int:
+    """Return ``anonymous_rss`` without what was freed: the C library keeps such memory for the next who asks, in heaps
+    of several threads tens of megabytes each, and gives it back only here. For who plans under a ceiling.
+    """
+    native.kernels.release_freed()
+    return anonymous_rss()
 
 
 def resident() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ingot.core import encodings
-from ingot.core.memory import anonymous_rss, available_ram, parse_size
+from ingot.core.memory import anonymous_in_use, available_ram, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress
 from ingot.engine.cost import affordable
@@ -64,7 +64,7 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
     reserve += workers * max((step.scratch for step in steps), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
-    return parse_size(resources.ram) - anonymous_rss() - reserve
+    return parse_size(resources.ram) - anonymous_in_use() - reserve
 
 
 def _made(step: Step) -> int:

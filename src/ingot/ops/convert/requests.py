@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.core.memory import anonymous_rss, parse_size
+from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.core.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
@@ -21,7 +21,7 @@ def within(options: ConvertOptions) -> ConvertOptions:
     """Return the options to plan with: no more threads than may measure samples under the ceiling, but one."""
     if options.max_ram is None:
         return options
-    room = parse_size(options.max_ram) - anonymous_rss() - RESERVE
+    room = parse_size(options.max_ram) - anonymous_in_use() - RESERVE
     return replace(options, threads=max(1, min(options.threads or default_workers(), room // _PER_SAMPLE)))
 
 

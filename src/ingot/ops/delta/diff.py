@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ingot.core.memory import anonymous_rss, parse_size
+from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.engine.bind import bound_steps
@@ -245,7 +245,7 @@ class _Diff:
         self._progress.advance(0)
         workers, max_ram = self._resources.workers, self._options.max_ram
         if max_ram is not None:
-            workers = max(1, min(workers, (parse_size(max_ram) - anonymous_rss() - RESERVE) // PER_PAIR))
+            workers = max(1, min(workers, (parse_size(max_ram) - anonymous_in_use() - RESERVE) // PER_PAIR))
         return choose(pairs, target_size=budget, max_error=error, workers=workers, progress=self._progress)
 
     def _steps(self) -> tuple[list[Step], dict[str, Change], dict[str, bool]]:

@@ -1,0 +1,9 @@
+// What the C library keeps of memory that was freed.
+#pragma once
+
+namespace ingot {
+
+// Give pages of freed memory back to the system, where the C library has a way to.
+void release_freed();
+
+}  // namespace ingot
