@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "kernels/bits.h"
@@ -130,6 +131,30 @@ std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, fl
     }
   }
   return i;
+}
+
+// What every magnitude of E4M3 becomes with the scale of one place in a row, which rows of a block have in common.
+struct Products {
+  float scale = std::numeric_limits<float>::quiet_NaN();
+  bool made = false;
+  alignas(64) std::uint16_t bits[128];
+};
+
+// Codes of E4M3 by their products, rounded; the sign of a code changes that of its product.
+inline void look_up_e4m3(const std::uint8_t* __restrict codes, std::size_t n, const Products& products,
+                         std::uint16_t* __restrict out) {
+  const std::uint16_t* bits = products.bits;
+  const __m512i first = _mm512_load_si512(bits), second = _mm512_load_si512(bits + 32);
+  const __m512i third = _mm512_load_si512(bits + 64), fourth = _mm512_load_si512(bits + 96);
+  const __m512i sign = _mm512_set1_epi16(static_cast<short>(0x8000)), upper = _mm512_set1_epi16(0x40);
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    const __m512i low = _mm512_permutex2var_epi16(first, at, second), high = _mm512_permutex2var_epi16(third, at, fourth);
+    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(at, upper), high);
+    _mm512_storeu_si512(out + i, _mm512_xor_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(at, 8), sign)));
+  }
+  for (; i < n; ++i) out[i] = static_cast<std::uint16_t>(bits[codes[i] & 127] ^ (codes[i] & 0x80) << 8);
 }
 
 template <Dtype kDtype>
@@ -297,14 +322,60 @@ Convert<kDtype> converter(const ScaledLayout& at) {
   return at.bits <= 4 && at.group >= 8 ? look_up<kDtype> : convert<kDtype, ScaledValues::table>;
 }
 
+// Makes runs of codes; `place` is the number of a run in its row.
+template <Dtype kDtype>
+class Runs {
+ public:
+  explicit Runs(const ScaledLayout& at) : make_(converter<kDtype>(at)) {
+    if (at.table != nullptr) std::copy_n(at.table, std::size_t{1} << at.bits, table_);
+#if defined(__AVX512BW__)
+    shared_ = at.values == ScaledValues::e4m3 && at.group >= kLeastShared;
+#endif
+  }
+
+  void operator()(const std::uint8_t* codes, std::size_t n, float scale, [[maybe_unused]] std::size_t place,
+                  TypeOf<kDtype>* out) {
+#if defined(__AVX512BW__)
+    if constexpr (kDtype == Dtype::bf16 || kDtype == Dtype::f16)
+      if (shared_ && place < kPlaces) {
+        Products& products = products_[place];
+        const bool equal = products.scale == scale;  // never where one is NaN
+        if (equal && std::signbit(products.scale) == std::signbit(scale)) {  // seen in the row above: more rows of the block may follow
+          if (!products.made) convert_e4m3<kDtype>(kEvery.codes, 128, scale, products.bits);
+          products.made = true;
+          return look_up_e4m3(codes, n, products, out);
+        }
+        products.scale = scale;
+        products.made = false;
+      }
+#endif
+    make_(codes, n, scale, table_, out);
+  }
+
+ private:
+  Convert<kDtype> make_;
+  alignas(64) float table_[256] = {};  // of fewer than 16 entries the rest is unused
+#if defined(__AVX512BW__)
+  static constexpr std::size_t kPlaces = 64, kLeastShared = 64;
+  struct Every {
+    std::uint8_t codes[128];
+    constexpr Every() : codes{} {
+      for (int code = 0; code < 128; ++code) codes[code] = static_cast<std::uint8_t>(code);
+    }
+  };
+  static constexpr Every kEvery = {};
+  bool shared_;
+  Products products_[kPlaces];
+#endif
+};
+
 template <Dtype kDtype>
 void decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, TypeOf<kDtype>* out) {
-  const Convert<kDtype> make = converter<kDtype>(at);
+  Runs<kDtype> make(at);
   const Unpack unpack = unpacker<false>(at.bits);
-  alignas(64) float table[256] = {};  // of fewer than 16 entries the rest is unused
-  if (at.table != nullptr) std::copy_n(at.table, std::size_t{1} << at.bits, table);
   Codes buffer;
   std::size_t index = at.phase / at.group, row_left = at.cols - at.phase;  // the present group, and columns left
+  std::size_t place = index;                                               // of the group in its row
   std::size_t left = std::min(at.group - at.phase % at.group, row_left);
   for (std::size_t start = 0; start < n; start += kChunk) {
     const std::size_t count = std::min(kChunk, n - start);
@@ -318,13 +389,17 @@ void decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, T
     for (std::size_t done = 0; done < count;) {
       const std::size_t some = std::min(left, count - done);
       const float scale = at.scales != nullptr ? at.scales[index] : at.scale_table[at.scale_bytes[index]];
-      make(codes + done, some, scale, table, out + start + done);
+      make(codes + done, some, scale, place, out + start + done);
       done += some;
       left -= some;
       row_left -= some;
       if (left == 0) {
         ++index;
-        if (row_left == 0) row_left = at.cols;
+        ++place;
+        if (row_left == 0) {
+          row_left = at.cols;
+          place = 0;
+        }
         left = std::min(at.group, row_left);
       }
     }

@@ -75,6 +75,21 @@ def test_numbers_of_eight_bits(name: str, dtype: str) -> None:
         assert same(decode(codes, 8, name, scales, grid, dtype), wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_scales_that_rows_share_or_not(name: str, dtype: str) -> None:
+    """In blocks of some rows; zeros of both signs, NaN and infinity among them, a row that is not like that above."""
+    rng, cols, group = np.random.default_rng(5), 64 * 66 + 13, 64
+    places = -(-cols // group)
+    rows = rng.normal(0, 1e-3, (4, places)).astype(np.float32)[[0, 0, 0, 1, 2, 2, 2, 3, 3, 3, 3]]
+    rows[:, 1] = [0.0, -0.0, -0.0, 0.0, 0.0, np.nan, np.nan, np.nan, np.inf, np.inf, -np.inf]
+    codes = rng.integers(0, 256, len(rows) * cols, dtype=np.uint8)
+    for phase in (0, 200):
+        some, scales = codes[phase:], rows.reshape(-1)
+        wanted = reference.decode(some, numbers(name), scales, (cols, group, phase), dtype)
+        assert same(decode(some, 8, name, scales, (cols, group, phase), dtype), wanted)
+
+
 @pytest.mark.parametrize("name", ["f8_e8m0fnu", "f8_e4m3fn", "f8_e5m2"])
 def test_scales_of_eight_bits(name: str) -> None:
     codes, table = np.full(256 * 4, 0x51, np.uint8), np.arange(16, dtype=np.float32)
