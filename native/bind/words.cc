@@ -8,24 +8,28 @@ namespace {
 using ingot::WordMatrix;
 using ingot::WordWindow;
 
-// Whether `rows` x `cols` words, `stride` bytes from row to row, lie within `size` bytes from byte `start` on.
-bool within(std::size_t size, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols) {
+// Whether `rows` x `cols` elements of `each` bytes, `stride` bytes from row to row, lie within `size` bytes from byte
+// `start` on.
+bool within(std::size_t size, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
+            std::size_t each = 4) {
   std::size_t words = 0, last = 0, width = 0;
   if (__builtin_mul_overflow(rows, cols, &words)) return false;
   if (!words) return true;
-  return !__builtin_mul_overflow(cols, std::size_t{4}, &width) && !__builtin_mul_overflow(rows - 1, stride, &last) &&
+  return !__builtin_mul_overflow(cols, each, &width) && !__builtin_mul_overflow(rows - 1, stride, &last) &&
          !__builtin_add_overflow(last, start, &last) && !__builtin_add_overflow(last, width, &last) && last <= size;
 }
 
-// A window of `rows` x `cols` words in bytes, `stride` bytes from row to row, from byte `start` on.
-WordMatrix window(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols) {
-  require(within(in.size(), start, stride, rows, cols), "expected a window within the bytes");
+// A window of `rows` x `cols` elements in bytes, `stride` bytes from row to row, from byte `start` on.
+WordMatrix window(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
+                  std::size_t each = 4) {
+  require(within(in.size(), start, stride, rows, cols, each), "expected a window within the bytes");
   return {in.data() + start, stride, rows, cols};
 }
 
 // Another one, to write to, whose rows do not overlap.
-WordWindow target(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols) {
-  require(within(out.size(), start, stride, rows, cols) && (rows < 2 || stride / 4 >= cols),
+WordWindow target(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
+                  std::size_t each = 4) {
+  require(within(out.size(), start, stride, rows, cols, each) && (rows < 2 || stride / each >= cols),
           "expected as many words out as in the window");
   return {out.data() + start, stride};
 }
@@ -36,6 +40,36 @@ void turn(const InBytes& in, std::size_t start, std::size_t stride, std::size_t 
   const WordWindow to = target(out, out_start, out_stride, cols, rows);
   nb::gil_scoped_release release;
   INGOT_KERNEL(words_turn)(at, to);
+}
+
+// A matrix of elements of 2 bytes or 1.
+void turn_short(const InBytes& in, std::size_t each, std::size_t rows, std::size_t cols, const OutBytes& out,
+                std::size_t out_start, std::size_t out_stride) {
+  require(each == 1 || each == 2, "expected elements of 1 or 2 bytes");
+  std::size_t stride = 0;
+  require(!__builtin_mul_overflow(cols, each, &stride), "expected a window within the bytes");
+  const WordMatrix at = window(in, 0, stride, rows, cols, each);
+  const WordWindow to = target(out, out_start, out_stride, cols, rows, each);
+  nb::gil_scoped_release release;
+  if (each == 2)
+    INGOT_KERNEL(halves_turn)(at, to);
+  else
+    INGOT_KERNEL(bytes_turn)(at, to);
+}
+
+// Lines of codes of one form as those of the other, both without gaps.
+void turn_lines(const InBytes& in, std::size_t lines, std::size_t cols, bool to_awq, const OutBytes& out) {
+  const std::size_t eights = to_awq ? cols : lines;
+  require(eights % 8 == 0, "expected words in eights");
+  std::size_t stride = 0;
+  require(!__builtin_mul_overflow(cols, std::size_t{4}, &stride), "expected a window within the bytes");
+  const WordMatrix at = window(in, 0, stride, lines, cols);
+  require(out.size() / 4 / (cols ? cols : 1) >= lines, "expected as many words out as in the window");
+  nb::gil_scoped_release release;
+  if (to_awq)
+    INGOT_KERNEL(lines_to_awq)(at, out.data());
+  else
+    INGOT_KERNEL(lines_from_awq)(at, out.data());
 }
 
 // Where eight times as many rows of an eighth of the words go.
@@ -68,6 +102,11 @@ void bind_words(nb::module_& m) {
   define(m, "words_turn", &turn, nb::arg("in"), nb::arg("start"), nb::arg("stride"), nb::arg("rows"), nb::arg("cols"),
          nb::arg("out"), nb::arg("out_start"), nb::arg("out_stride"),
          "Transpose a window of words of 32 bits: out[col, row].");
+  define(m, "short_turn", &turn_short, nb::arg("in"), nb::arg("each"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"),
+         nb::arg("out_start"), nb::arg("out_stride"),
+         "Transpose a matrix of elements of `each` bytes, 1 or 2, into a window: out[col, row].");
+  define(m, "lines_turn", &turn_lines, nb::arg("in"), nb::arg("lines"), nb::arg("cols"), nb::arg("to_awq"), nb::arg("out"),
+         "GPTQ's lines of codes of 4 bits, [inputs / 8, outputs], as AWQ's, [inputs, outputs / 8], or those as these.");
   define(m, "words_from_awq", &from_awq, nb::arg("in"), nb::arg("start"), nb::arg("stride"), nb::arg("rows"),
          nb::arg("cols"), nb::arg("out"), nb::arg("out_start"), nb::arg("out_stride"),
          "AWQ's words [inputs, outputs / 8] as rows of outputs, first input in the low bits: out[8 * cols, rows / 8].");

@@ -1,4 +1,5 @@
-// Words of 32 bits turned: what GPTQ and AWQ lay out input by input becomes rows of outputs, and back.
+// Words of 32 bits turned, and their scales and zero points: what GPTQ and AWQ lay out input by input becomes rows of
+// outputs, and back; and the one's lines as the other's.
 #include <cstring>
 #include <utility>
 
@@ -36,20 +37,21 @@ inline void store(const Words& words, Byte* at, std::size_t count = kLanes) {
     std::memcpy(at, &words, 4 * count);
 }
 
-// The words of `low` whose number has the bit kBit change places with those of `high` that have it not.
-template <std::size_t kBit, std::size_t... kLane>
-inline void swap_lanes(Words& low, Words& high, std::index_sequence<kLane...>) {
-  const Words one = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kLanes + kLane - kBit : kLane)...);
-  high = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kLanes + kLane : kLane + kBit)...);
+// The elements of `low` whose number has the bit kBit change places with those of `high` that have it not.
+template <std::size_t kBit, class Vector, std::size_t... kLane>
+inline void swap_lanes(Vector& low, Vector& high, std::index_sequence<kLane...>) {
+  constexpr std::size_t kCount = sizeof...(kLane);
+  const Vector one = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kCount + kLane - kBit : kLane)...);
+  high = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kCount + kLane : kLane + kBit)...);
   low = one;
 }
 
-// A square of words becomes its transpose.
-template <std::size_t kBit = 1>
-inline void turn_words(Words (&x)[kLanes]) {
-  for (std::size_t row = 0; row < kLanes; ++row)
-    if (!(row & kBit)) swap_lanes<kBit>(x[row], x[row + kBit], std::make_index_sequence<kLanes>());
-  if constexpr (2 * kBit < kLanes) turn_words<2 * kBit>(x);
+// A square becomes its transpose.
+template <std::size_t kBit = 1, class Vector, std::size_t kCount>
+inline void turn_rows(Vector (&x)[kCount]) {
+  for (std::size_t row = 0; row < kCount; ++row)
+    if (!(row & kBit)) swap_lanes<kBit>(x[row], x[row + kBit], std::make_index_sequence<kCount>());
+  if constexpr (2 * kBit < kCount) turn_rows<2 * kBit>(x);
 }
 
 // In each lane a matrix of 8 x 8 codes of 4 bits, a word for each row, becomes its transpose.
@@ -68,18 +70,26 @@ inline void turn_codes(Words (&x)[8]) {
 
 inline std::size_t least(std::size_t left, std::size_t most) { return left < most ? left : most; }
 
-// Some words of some rows: out[column, row] = in[row, column], both of at most kLanes.
+// Elements of a type that are turned together: words in vectors of the machine's width, the shorter ones in 16 bytes.
+template <class T>
+constexpr std::size_t kSquare = sizeof(T) == 4 ? kLanes : 16 / sizeof(T);
+
+// Some elements of some rows: out[column, row] = in[row, column], both of at most kSquare.
+template <class T>
 void turn_square(const Byte* in, std::size_t stride, std::size_t rows, std::size_t cols, Byte* out,
                  std::size_t out_stride) {
-  if (rows == kLanes && cols == kLanes) {
-    Words x[kLanes];
-    for (std::size_t i = 0; i < kLanes; ++i) x[i] = load(in + i * stride);
-    turn_words(x);
-    for (std::size_t i = 0; i < kLanes; ++i) store(x[i], out + i * out_stride);
+  constexpr std::size_t kCount = kSquare<T>;
+  if (rows == kCount && cols == kCount) {
+    typedef T Vector __attribute__((vector_size(kCount * sizeof(T))));
+    Vector x[kCount];
+    for (std::size_t i = 0; i < kCount; ++i) std::memcpy(&x[i], in + i * stride, sizeof x[i]);
+    turn_rows(x);
+    for (std::size_t i = 0; i < kCount; ++i) std::memcpy(out + i * out_stride, &x[i], sizeof x[i]);
     return;
   }
   for (std::size_t j = 0; j < cols; ++j)
-    for (std::size_t i = 0; i < rows; ++i) std::memcpy(out + j * out_stride + 4 * i, in + i * stride + 4 * j, 4);
+    for (std::size_t i = 0; i < rows; ++i)
+      std::memcpy(out + j * out_stride + sizeof(T) * i, in + i * stride + sizeof(T) * j, sizeof(T));
 }
 
 // Calls `tile(row, rows, column, columns)` for tiles of at most kLanes x kLanes of `rows` x `cols`.
@@ -92,13 +102,71 @@ void tiles(std::size_t rows, std::size_t cols, Tile tile) {
           tile(i, least(rows - i, kLanes), j, least(cols - j, kLanes));
 }
 
+// Tiles are copied before they are turned: rows whose distance is a power of two share few places in a cache, and an
+// address between two of its lines would have both fetched for every square.
+template <class T>
+void turn(const WordMatrix& in, const WordWindow& out) {
+  constexpr std::size_t kStride = kSpan * sizeof(T) + 64, kCount = kSquare<T>;
+  alignas(64) Byte tile[kSpan * kStride];
+  for (std::size_t col = 0; col < in.cols; col += kSpan)
+    for (std::size_t row = 0; row < in.rows; row += kSpan) {
+      const std::size_t rows = least(in.rows - row, kSpan), cols = least(in.cols - col, kSpan);
+      for (std::size_t i = 0; i < rows; ++i)
+        std::memcpy(tile + i * kStride, in.data + (row + i) * in.stride + sizeof(T) * col, sizeof(T) * cols);
+      for (std::size_t j = 0; j < cols; j += kCount)
+        for (std::size_t i = 0; i < rows; i += kCount)
+          turn_square<T>(tile + i * kStride + sizeof(T) * j, kStride, least(rows - i, kCount), least(cols - j, kCount),
+                         out.data + (col + j) * out.stride + sizeof(T) * (row + i), out.stride);
+    }
+}
+
+inline std::uint32_t word_at(const Byte* at) {
+  std::uint32_t word;
+  std::memcpy(&word, at, 4);
+  return word;
+}
+
 }  // namespace
 
-void words_turn(const WordMatrix& in, const WordWindow& out) {
-  tiles(in.rows, in.cols, [&](std::size_t row, std::size_t rows, std::size_t col, std::size_t cols) {
-    turn_square(in.data + row * in.stride + 4 * col, in.stride, rows, cols, out.data + col * out.stride + 4 * row,
-                out.stride);
-  });
+void words_turn(const WordMatrix& in, const WordWindow& out) { turn<std::uint32_t>(in, out); }
+
+void halves_turn(const WordMatrix& in, const WordWindow& out) { turn<std::uint16_t>(in, out); }
+
+void bytes_turn(const WordMatrix& in, const WordWindow& out) { turn<Byte>(in, out); }
+
+// Eight words of one line are an 8 x 8 matrix of codes, of which the other form has a word in each of eight lines.
+void lines_to_awq(const WordMatrix& in, std::uint8_t* out) {
+  const std::size_t blocks = in.cols / 8;
+  for (std::size_t line = 0; line < in.rows; ++line)
+    for (std::size_t first = 0; first < blocks; first += kLanes) {
+      const std::size_t count = least(blocks - first, kLanes);
+      std::uint32_t tile[8][kLanes] = {};
+      const Byte* at = in.data + line * in.stride + 32 * first;
+      for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t k = 0; k < 8; ++k) tile[k][i] = word_at(at + 32 * i + 4 * kAwqOrder[k]);
+      Words codes[8];
+      std::memcpy(codes, tile, sizeof codes);
+      turn_codes(codes);
+      for (std::size_t k = 0; k < 8; ++k) store(codes[k], out + 4 * ((8 * line + k) * blocks + first), count);
+    }
+}
+
+void lines_from_awq(const WordMatrix& in, std::uint8_t* out) {
+  for (std::size_t line = 0; line < in.rows / 8; ++line)
+    for (std::size_t first = 0; first < in.cols; first += kLanes) {
+      const std::size_t count = least(in.cols - first, kLanes);
+      Words codes[8];
+      for (std::size_t k = 0; k < 8; ++k) {
+        const Byte* at = in.data + (8 * line + k) * in.stride + 4 * first;
+        codes[k] = count == kLanes ? load(at) : load(at, count);
+      }
+      turn_codes(codes);
+      std::uint32_t tile[8][kLanes];
+      std::memcpy(tile, codes, sizeof tile);
+      Byte* at = out + 32 * (line * in.cols + first);
+      for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t k = 0; k < 8; ++k) std::memcpy(at + 32 * i + 4 * kAwqOrder[k], &tile[k][i], 4);
+    }
 }
 
 void words_from_awq(const WordMatrix& in, const WordWindow& out) {
@@ -112,8 +180,8 @@ void words_from_awq(const WordMatrix& in, const WordWindow& out) {
       for (std::size_t lane = 0; lane < 8; ++lane) tile[lane][i] = codes[lane];
     }
     for (std::size_t lane = 0; lane < 8; ++lane)
-      turn_square(reinterpret_cast<const Byte*>(tile[lane]), sizeof(Words), blocks, cols,
-                  out.data + (8 * col + kAwqOrder[lane]) * out.stride + 4 * block, 8 * out.stride);
+      turn_square<std::uint32_t>(reinterpret_cast<const Byte*>(tile[lane]), sizeof(Words), blocks, cols,
+                                 out.data + (8 * col + kAwqOrder[lane]) * out.stride + 4 * block, 8 * out.stride);
   });
 }
 
@@ -121,8 +189,8 @@ void words_to_awq(const WordMatrix& in, const WordWindow& out) {
   tiles(in.rows / 8, in.cols, [&](std::size_t block, std::size_t blocks, std::size_t col, std::size_t cols) {
     Words codes[8], tile[8][kLanes] = {};
     for (std::size_t lane = 0; lane < 8; ++lane)
-      turn_square(in.data + (8 * block + kAwqOrder[lane]) * in.stride + 4 * col, 8 * in.stride, blocks, cols,
-                  reinterpret_cast<Byte*>(tile[lane]), sizeof(Words));
+      turn_square<std::uint32_t>(in.data + (8 * block + kAwqOrder[lane]) * in.stride + 4 * col, 8 * in.stride, blocks,
+                                 cols, reinterpret_cast<Byte*>(tile[lane]), sizeof(Words));
     for (std::size_t j = 0; j < cols; ++j) {
       for (std::size_t lane = 0; lane < 8; ++lane) codes[lane] = tile[lane][j];
       turn_codes(codes);

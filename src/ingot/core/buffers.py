@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from ingot.core import native
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST = 1 << 18
 """Smaller arrays are left to the allocator, which keeps them at hand."""
 # A block may be larger than what is asked for by so much: chunks of one tensor are of one size, but for the last.
 _SLACK = 1.25
-_TOGETHER = 8
 
 
 class Pool:
@@ -104,11 +105,19 @@ def scratch(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def transposed(matrix: Array) -> Array:
-    """Return a matrix with rows and columns in each other's place, in C order.
-
-    A few rows at a time: rows that are powers of two apart share places in the cache, which has not many of each.
-    """
+    """Return a matrix of elements of 1, 2 or 4 bytes with rows and columns in each other's place, in C order."""
     found = np.empty(matrix.shape[::-1], matrix.dtype)
-    for row in range(0, len(matrix), _TOGETHER):
-        found[:, row : row + _TOGETHER] = matrix[row : row + _TOGETHER].T
+    turn_into(matrix, found, 0)
     return found
+
+
+def turn_into(matrix: Array, out: Array, column: int) -> None:
+    """Write the rows of a matrix as columns of ``out`` (C order, as many rows as ``matrix`` has columns, of its type),
+    from ``column`` on. Elements have 1, 2 or 4 bytes.
+    """
+    each, (rows, cols), width = matrix.dtype.itemsize, matrix.shape, out.strides[0]
+    given, target = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (matrix, out))
+    if each == 4:
+        native.kernels.words_turn(given, 0, 4 * cols, rows, cols, target, 4 * column, width)
+    else:
+        native.kernels.short_turn(given, each, rows, cols, target, each * column, width)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.codecs.affine.word_rows import stream
+from ingot.codecs.affine.word_codes import stream
 from ingot.codecs.blocks.compose import Numbers, composed
 from ingot.codecs.palette.rows import pack
 from ingot.core.floats import cast

@@ -64,3 +64,46 @@ def test_rows_in_eights() -> None:
     for name in ("from_awq", "to_awq"):
         with pytest.raises(ValueError, match="eights"):
             KERNELS[name][0](np.zeros(36, np.uint8), 0, 4, 9, 1, np.empty(36, np.uint8), 0, 4)
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (8, 16), (16, 16), (37, 5), (200, 130), (3, 0), (0, 3)])
+def test_short_elements(each: int, rows: int, cols: int) -> None:
+    """Into a window; what lies beside it stays."""
+    given = np.random.default_rng(rows + cols).integers(0, 256, (rows, cols, each), np.uint8)
+    out = np.full((cols, rows * each + 5), 0xA5, np.uint8)
+    wanted = out.copy()
+    wanted[:, 3 : 3 + rows * each] = given.transpose(1, 0, 2).reshape(cols, rows * each)
+    native.kernels.short_turn(given.reshape(-1), each, rows, cols, out.reshape(-1), 3, out.shape[1])
+    assert out.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 8), (16, 128), (40, 136), (8, 1000), (0, 8)])
+def test_lines_of_gptq_and_awq(inputs: int, outputs: int) -> None:
+    """GPTQ's lines are rows of outputs turned word by word."""
+    lines = np.random.default_rng(inputs).integers(0, 2**32, (inputs // 8, outputs), np.uint32)
+    awq = np.ascontiguousarray(words.to_awq(words.turn(lines)))
+    found, back = np.empty(awq.nbytes, np.uint8), np.empty(lines.nbytes, np.uint8)
+    native.kernels.lines_turn(lines.reshape(-1).view(np.uint8), inputs // 8, outputs, True, found)
+    assert found.tobytes() == awq.tobytes()
+    native.kernels.lines_turn(found, inputs, outputs // 8, False, back)
+    assert back.tobytes() == lines.tobytes()
+
+
+def test_short_elements_and_lines_that_do_not_fit() -> None:
+    given, out = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    turn, lines = native.kernels.short_turn, native.kernels.lines_turn
+    for call in (
+        lambda: turn(given, 4, 2, 2, out, 0, 8),
+        lambda: turn(given, 2, 8, 5, out, 0, 16),
+        lambda: turn(given, 2, 2**62, 4, out, 0, 16),
+        lambda: turn(given, 2, 8, 4, out, 1, 16),
+        lambda: turn(given, 2, 8, 4, out, 0, 14),
+        lambda: lines(given, 2, 9, True, out),
+        lambda: lines(given, 9, 2, False, out),
+        lambda: lines(given, 3, 8, True, out),
+        lambda: lines(given, 2, 8, True, out[:63]),
+        lambda: lines(given, 2**61, 8, True, out),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            call()

@@ -19,7 +19,7 @@ from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.affine import CODES, POINTS, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
+from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.words import WordsLayout
@@ -69,7 +69,7 @@ class AffineReader(Rows):
         for start in range(0, len(out), self._step):
             target = slice(start, min(start + self._step, len(out)))
             count = target.stop - start
-            packed = self._packed.next(count)
+            packed = self._packed.look(count)
             scales = self._scales.next(count, self._cols)
             zeros = self._zeros.next(count, self._cols) if self._zeros else None
             yield target, packed, scales, zeros
@@ -210,7 +210,7 @@ class AffineCodec:
             points = as_points(tensor, stored)
             if points is None:
                 return cannot(layout, WHY_NOT)
-            tensor, stored = points, replace(stored, zero=POINTS)
+            tensor, stored = points, AffineLayout.of(points)
         if isinstance(layout, WordsLayout):
             return to_words(tensor, replace(stored, dtype=tensor.dtype), layout)
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)

@@ -44,6 +44,17 @@ class PackedReader:
         first, self._bit, self._last = self._bit, end % 8, int(packed[-1])
         return align_rows(packed, first, (rows, self._row_bits))
 
+    def look(self, rows: int) -> Array:
+        """Return the same, where that costs no more without a copy of what is made as it is read."""
+        size = rows * self._row_bits // 8
+        pieces = self._made is not None and self._made.by_pieces and self._params.in_rows(self._cols)
+        made = self._whole(size) if pieces else None
+        if made is None:
+            return self.next(rows)
+        self._reader.skip(size)
+        self._at += size
+        return made
+
     def take(self, rows: int, *, reused: bool) -> tuple[Array, bool]:
         """Return the same, and whether it may be written to; unless ``reused`` in memory that is not used again."""
         size = rows * self._row_bits // 8

@@ -15,34 +15,42 @@ from ingot.core import native
 from ingot.core.dtypes import file_bytes, from_file
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import IntegrityError
-from ingot.model.layouts.affine import POINTS, SCALES, ZEROS, AffineLayout
+from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLayout, Constant
 from ingot.model.tensor import Array, Tensor
 
 WHY_NOT = "an offset is no -scale * zero point with an integer that a code could be"
 
 
 def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
-    """Return a checked tensor with offsets as one with zero points, which are made as they are read.
+    """Return a checked tensor with offsets as one with zero points, which are made as they are read, or with none
+    where all are the middle one.
 
     None unless every value keeps its bits but for the sign of a zero; reads scales and offsets, and checks their
     digests.
     """
     if stored.block is not None or stored.matrix is not None:
         return None
-    both = zip(pieces(tensor.parts[SCALES]), pieces(tensor.parts[ZEROS]), strict=True)
-    fits = [points_of(scales, zeros, stored) is not None for scales, zeros in both]  # to the end, for the digests
-    if not all(fits):
+    fits = same = True
+    middle = 0 if stored.signed else 1 << (stored.bits - 1)
+    for scales, zeros in zip(pieces(tensor.parts[SCALES]), pieces(tensor.parts[ZEROS]), strict=True):
+        found = points_of(scales, zeros, stored)  # to the end, for the digests
+        fits = fits and found is not None
+        same = same and found is not None and native.kernels.affine_equal(as_bits(found), float_name(found), middle)
+    if not fits:
         return None
+    if same:
+        layout = replace(stored, zero=Constant(middle) if middle else NO_ZERO)
+        parts = {role: part for role, part in tensor.parts.items() if role != ZEROS}
+        return replace(tensor, parts=parts, params=layout.attributes())
     rows = tensor.matrix_shape[0]
     lines = 1 if stored.per_tensor else rows
     width = tensor.parts[SCALES].nbytes // max(lines, 1)
-    scales, zeros = (Windows(tensor.parts[role], lines, width) for role in (SCALES, ZEROS))
+    windows = [Windows(tensor.parts[role], lines, width) for role in (SCALES, ZEROS)]
 
     def make(first: int, last: int) -> Array:
         some = slice(first, last)
         steps, shifts = (
-            from_file(np.ascontiguousarray(part.read(some, 0, width)).reshape(-1), stored.scales)
-            for part in (scales, zeros)
+            from_file(np.ascontiguousarray(part.read(some, 0, width)).reshape(-1), stored.scales) for part in windows
         )
         found = points_of(steps, shifts, stored)
         if found is None:

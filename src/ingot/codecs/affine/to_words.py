@@ -8,10 +8,10 @@ from math import lcm
 import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces, shift
-from ingot.codecs.affine.word_rows import AWQ_PLACES, packed_words, plane_words, unpacked
+from ingot.codecs.affine.word_codes import packed_points, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core import native
-from ingot.core.buffers import scratch
+from ingot.core.buffers import scratch, turn_into
 from ingot.core.dtypes import file_bytes, from_file, numpy_dtype
 from ingot.core.floats import as_bits, float_name
 from ingot.errors import IntegrityError
@@ -86,7 +86,7 @@ def in_words(
     )
 
 
-def _range(target: WordsLayout) -> tuple[int, int]:
+def point_range(target: WordsLayout) -> tuple[int, int]:
     """Return the least and the largest zero point that the form holds."""
     if target.signed:
         return -128, 127
@@ -97,7 +97,7 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
     """Why the form cannot hold a zero point; reads them, and checks their digest, where they must be."""
     if not isinstance(target.zero, Points):
         return None
-    low, high = _range(target)
+    low, high = point_range(target)
     known = plain.tensor.parts[ZEROS].integers if plain.stored.zeros else None
     if known is not None:
         delta = shift(plain.stored, target.rows)
@@ -113,7 +113,7 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
 
 def _integers(zeros: Array, target: WordsLayout) -> Array | None:
     """Return zero points as bytes, of signed codes in two's complement; None unless all are integers in range."""
-    low, high = _range(target)
+    low, high = point_range(target)
     found = np.empty(zeros.shape, np.uint8)
     fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, found.reshape(-1))
     return found if fits else None
@@ -216,16 +216,13 @@ class TurnedReader:
             some = slice(row, min(row + self._strip, height))
             codes, steps, points = source.read(some.stop - row)
             self._turn(codes, line, end, row, turned)
-            scales[:, some] = steps[:, groups].T
+            turn_into(steps[:, groups], scales, row)
             if zeros is not None and points is not None:
-                zeros[:, some] = points[:, groups].T
+                turn_into(points[:, groups], zeros, row)
         source.finish()
         parts = {CODES: turned, SCALES: scales}
         if zeros is not None and len(zeros):  # what rows have once goes with the first columns
-            if target.form == GPTQ_V1:
-                zeros -= np.uint8(1)
-            pack = plane_words if target.form == GPTQ_PLANES else packed_words
-            parts[ZEROS] = _awq_words(zeros) if target.form == AWQ else pack(zeros, target.bits)
+            parts[ZEROS] = packed_points(zeros, target)
         return parts
 
     def finish(self) -> None:
@@ -246,11 +243,3 @@ class TurnedReader:
         stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
         packed = plane_words(unpacked(stored, self._target.bits, self._cols), self._target.bits)
         return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)
-
-
-def _awq_words(points: Array) -> Array:
-    """Return zero points, [groups, rows], as AWQ's words."""
-    lanes = np.empty((len(points), points.shape[1] // 8, 8), np.uint8)
-    for output, place in enumerate(AWQ_PLACES):
-        lanes[:, :, place] = points[:, output::8]
-    return packed_words(lanes.reshape(points.shape), 4)

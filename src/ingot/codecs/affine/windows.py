@@ -107,6 +107,11 @@ class MadeSource:
         self.readinto(offset, out)
         return out
 
+    @property
+    def by_pieces(self) -> bool:
+        """Whether some rows cost no more than their share of all: what they are made of lies in memory."""
+        return bool(getattr(self._source, "mapped", False))
+
     def whole_rows(self, offset: int, length: int) -> Array | None:
         """Return so many bytes, which are nobody's to write to.
 

@@ -12,8 +12,10 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from ingot.codecs.affine.codec import AffineCodec, AffineReader
+from ingot.codecs.affine.lines import between_lines, with_one_point
 from ingot.codecs.affine.rows import decode_rows
-from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor, signed, unpacked
+from ingot.codecs.affine.word_codes import signed, unpacked
+from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor
 from ingot.codecs.base import Repacked, Rows, cannot, decode_by_rows
 from ingot.core.dtypes import from_file
 from ingot.core.floats import cast
@@ -123,7 +125,7 @@ class WordsCodec:
         layout = _checked(tensor)
         if layout.scattered:
             return decode_by_rows(self, tensor, dtype, out)
-        return AffineCodec().decode(rows_tensor(tensor, layout), dtype, out)
+        return AffineCodec().decode(rows_tensor(*with_one_point(tensor, layout)), dtype, out)
 
     def reader(self, tensor: Tensor) -> ScatteredReader | AffineReader:
         layout = _checked(tensor)
@@ -146,7 +148,9 @@ class WordsCodec:
         stored = _checked(tensor)
         if stored.scattered:
             return cannot(layout, "columns of a group lie apart or have factors, and only this layout says which")
-        return AffineCodec().repack(rows_tensor(tensor, stored), layout)
+        tensor, stored = with_one_point(tensor, stored)
+        direct = between_lines(tensor, stored, layout) if isinstance(layout, WordsLayout) else None
+        return direct or AffineCodec().repack(rows_tensor(tensor, stored), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
         """Raise ``UnsupportedError`` ``affine_words.encoder``: what ``affine`` has encoded is repacked."""

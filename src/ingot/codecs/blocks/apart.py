@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 import numpy as np
 
@@ -49,7 +50,9 @@ def taken(kind: str, blocks: Array, role: str) -> Array:
         return unpack(kind, blocks)[role]
     sizes, index = [spec.length or 0 for spec in specs], [spec.role for spec in specs].index(role)
     start = sum(sizes[:index])
-    found = blocks.reshape(-1, TYPES[kind].nbytes)[:, start : start + sizes[index]]
+    nbytes, size = TYPES[kind].nbytes, sizes[index]
+    each = gcd(nbytes, start, size, 4)  # NumPy takes a call for each run of bytes, and none for numbers
+    found = blocks.view(f"u{each}").reshape(-1, nbytes // each)[:, start // each : (start + size) // each]
     return np.ascontiguousarray(found).reshape(-1).view(numpy_dtype(specs[index].dtype))
 
 
