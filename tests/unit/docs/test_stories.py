@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import shutil
 import subprocess
@@ -19,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT.parent / "shared" / "models" / "base"
 pytestmark = [pytest.mark.slow, pytest.mark.models]
 
-ELSEWHERE = {"llama-cli": None, "run.py": "onnxruntime"}
-"""What is not in every environment: programs, and scripts by the package that they need."""
+ELSEWHERE = {"write.py": "llama_cpp", "run.py": "onnxruntime"}
+"""Scripts that want a package which is not in every environment."""
+
+PYTHONS = {"write.py": os.environ.get("INGOT_LLAMA_PYTHON", sys.executable)}
+"""Those of environments of their own: `make interop-llama`."""
 
 
 def told(block: str) -> Iterator[tuple[str, list[str]]]:
@@ -32,10 +36,9 @@ def told(block: str) -> Iterator[tuple[str, list[str]]]:
 
 def is_here(words: list[str]) -> bool:
     name = next((word for word in words if word in ELSEWHERE), None)
-    if name is None:
+    if name is None or PYTHONS.get(name, sys.executable) != sys.executable:
         return True
-    package = ELSEWHERE[name]
-    return package is not None and importlib.util.find_spec(package) is not None
+    return importlib.util.find_spec(ELSEWHERE[name]) is not None
 
 
 def printed(words: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> list[str]:
@@ -44,7 +47,8 @@ def printed(words: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> l
         assert run(words[1:]) == code, words
         return capfd.readouterr().out.splitlines()
     start = {"python": [], "mlx_lm.generate": ["-m", "mlx_lm", "generate"]}[words[0]]
-    done = subprocess.run([sys.executable, *start, *words[1:]], capture_output=True, text=True, check=False)
+    python = PYTHONS.get(words[-1], sys.executable)
+    done = subprocess.run([python, *start, *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done.stdout.splitlines()
 
