@@ -74,11 +74,11 @@ PEERS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 hqq=
 PEERS_ALONE := gptqmodel==7.7.0 defuser==0.0.28 device-smi==0.5.7 logbar==0.4.15 pypcre==0.6.4 tokenicer==0.0.14 \
 	pillow==13.0.0 ztensor==2.1.2
 # transformers imports HQQ where it is installed, HQQ has torch compile, and that part of torch warns of torch's own.
-peers: PYTEST := HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q --must-run \
+peers: PYTEST := HF_HUB_OFFLINE=1 $(VENV).peers/bin/python -m pytest -q -o timeout=1800 \
 	-W 'ignore:`torch.jit.script_method`:DeprecationWarning'
 peers: $(VENV)/.installed $(VENV)/.test $(VENV).peers/.installed
-	INGOT_PEERS=1 $(PYTEST) tests/interop/test_peers_in_transformers.py tests/interop/test_peers_decode.py
-	$(PYTEST) -m '' tests/unit/docs/test_stories.py
+	INGOT_PEERS=1 $(PYTEST) --must-run tests/interop/test_peers_in_transformers.py tests/interop/test_peers_decode.py
+	$(PYTEST) --must-run -m '' tests/unit/docs/test_stories.py
 
 $(VENV).peers/.installed: $(VENV)/.test
 	rm -rf $(VENV).peers
@@ -105,7 +105,7 @@ browser: $(VENV)/.installed $(VENV)/.test
 # stays, so that an interrupted build goes on.
 LLAMA := llama-cpp-python==0.3.36
 interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
-	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) --must-run -s tests/interop/test_llama_cpp.py
+	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) --must-run -o timeout=1800 -s tests/interop/test_llama_cpp.py
 	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) -m '' --must-run tests/unit/docs/test_stories.py
 
 $(VENV).llama/.installed:

@@ -2,6 +2,7 @@
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
+#include "kernels/turns.h"
 
 namespace {
 

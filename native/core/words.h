@@ -5,7 +5,7 @@
 
 namespace ingot {
 
-// Rows of words, or of shorter elements, `stride` bytes from one to the next, at any address.
+// Rows of words, `stride` bytes from one to the next, at any address.
 struct WordMatrix {
   const std::uint8_t* data;
   std::size_t stride, rows, cols;

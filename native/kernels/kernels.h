@@ -110,10 +110,6 @@
                         float* targets, const float* factor, float* errors);                                          \
   void trellis_descend(const TrellisColumns& to, const TrellisDescent& down);                                         \
   void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
-  void halves_turn(const WordMatrix& in, const WordWindow& out);                                                      \
-  void bytes_turn(const WordMatrix& in, const WordWindow& out);                                                       \
-  void lines_to_awq(const WordMatrix& in, std::uint8_t* out);                                                         \
-  void lines_from_awq(const WordMatrix& in, std::uint8_t* out);                                                       \
   void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \
   void words_to_awq(const WordMatrix& in, const WordWindow& out);                                                     \
   }

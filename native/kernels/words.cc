@@ -5,6 +5,7 @@
 
 #include "core/words.h"
 #include "kernels/kernels.h"
+#include "kernels/turns.h"
 #include "kernels/vectors.h"
 
 namespace ingot::INGOT_ISA {
