@@ -177,7 +177,7 @@ def entry(source: Source, name: str, size: int, rates: Sequence[float], target: 
         "section": "exact",
         "source": source.label,
         "name": name,
-        "ratio": round(ratio, 5),
+        "share": round(ratio, 5),
         "encode": round(rates[0], 3),
         "apply": round(rates[1], 3),
         "target": target,
@@ -192,7 +192,7 @@ def table(rows: list[Row]) -> str:
             lines.append(f"{row['source']:30}{'size %':>9}{'encode GB/s':>13}{'apply GB/s':>12}")
         last = row["source"]
         mark = " !" if row["met"] is False else ""
-        lines.append(f"  {row['name']:28}{100 * row['ratio']:9.3f}{row['encode']:13.2f}{row['apply']:12.2f}{mark}")
+        lines.append(f"  {row['name']:28}{100 * row['share']:9.3f}{row['encode']:13.2f}{row['apply']:12.2f}{mark}")
     return "\n".join(lines)
 
 

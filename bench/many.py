@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from safetensors.numpy import load_file, save_file
 
 import ingot
@@ -52,13 +51,11 @@ def operations(folder: Path) -> dict[str, Callable[[], object]]:
 
 def measure_here(folder: Path, name: str) -> dict[str, float]:
     """Run one operation in this process."""
-    process = psutil.Process()
-    before, memory = process.cpu_times(), peak_rss()
-    started = time.perf_counter()
-    kept = operations(folder)[name]()
-    seconds, after = time.perf_counter() - started, process.cpu_times()
+    operation = operations(folder)[name]
+    before, started, memory = time.process_time(), time.perf_counter(), peak_rss()
+    kept = operation()
+    spent, seconds = time.process_time() - before, time.perf_counter() - started
     del kept
-    spent = after.user + after.system - before.user - before.system
     return {"processor": spent, "wall": seconds, "memory": peak_rss() - memory}
 
 

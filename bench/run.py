@@ -2,6 +2,8 @@
 
 Each prints ratios against memcpy or a named peer measured in the same run, and writes its figures as JSON into
 ``bench/results/``. Arguments name the benchmarks to run (default: all); ``demo`` is the figures of ``ingot demo``.
+``bench/results/all.json`` has the figures of every benchmark there, the machine, and the versions of the peers:
+``python bench/compare.py old.json new.json`` shows what changed between two such files.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-PEERS = ("numpy", "safetensors", "ztensor", "gguf", "deltatensors", "zipnn", "zstandard")
+PEERS = ("numpy", "torch", "safetensors", "ztensor", "gguf", "deltatensors", "zipnn", "zstandard", "coremltools")
 HERE = Path(__file__).parent
 BENCHMARKS = {
     "kernels": [],
@@ -24,6 +26,9 @@ BENCHMARKS = {
     "convert": ["--gigabytes", "8", "--max-ram", "1GiB"],
     "delta": [],
     "patch": ["--gigabytes", "1"],
+    "packed": ["--batch", "1", "8", "16", "64", "256"],
+    "palette": [],
+    "many": [],
 }
 DEMO = "import sys; from ingot.cli.main import run; sys.exit(run(['demo', '--json', '--out', sys.argv[1]]))"
 
@@ -41,7 +46,18 @@ def main() -> None:
         command = [sys.executable, str(HERE / f"{name}.py"), *BENCHMARKS[name], "--json", str(results / f"{name}.json")]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"benchmark {name} failed")
-    print(f"figures as JSON in {results}")
+    (results / "all.json").write_text(json.dumps(together(results), indent=1) + "\n")
+    print(f"figures as JSON in {results}, all of them in all.json")
+
+
+def together(results: Path) -> dict[str, object]:
+    """Return the figures of every benchmark that has any, by its name, and the machine."""
+    found: dict[str, object] = {}
+    for name in ("machine", *BENCHMARKS, "demo"):
+        path = results / f"{name}.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text("utf-8"))
+    return found
 
 
 def demo(result: Path) -> None:
@@ -58,8 +74,16 @@ def machine() -> dict[str, object]:
         "processors": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PEERS},
+        "versions": {name: version for name in ("ingot", *PEERS) if (version := version_of(name))},
     }
+
+
+def version_of(name: str) -> str | None:
+    """Return what is installed of a package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def processor() -> str:

@@ -179,7 +179,7 @@ def _delta(delta: Figures) -> list[str]:
         [
             row["source"],
             row["name"],
-            f"{100 * row['ratio']:.1f}",
+            f"{100 * row['share']:.1f}",
             *(f"{row[key]:.2f}" if row[key] else "" for key in ("encode", "apply")),
         ]
         for row in delta["rows"]

@@ -102,7 +102,7 @@ def test_the_demo_table_names_the_container(bench_table: ModuleType) -> None:
 
 
 def test_deltas_are_shown_beside_the_peer(bench_table: ModuleType) -> None:
-    delta = {"isa": "v3", "rows": [{"source": "a pair", "name": "memcpy", "ratio": 1.0, "encode": 9.5, "apply": 0.0}]}
+    delta = {"isa": "v3", "rows": [{"source": "a pair", "name": "memcpy", "share": 1.0, "encode": 9.5, "apply": 0.0}]}
     row = {"strategy": "int4", "name": "deltatensors diff", "seconds": 9.25, "ratio": None}
     ours = {"strategy": "int4", "name": "ingot diff", "seconds": 1.0, "ratio": 9.25}
     exact = {"strategy": "exact", "name": "ingot diff", "seconds": 2.5, "ratio": None}
