@@ -120,6 +120,7 @@ class Int8 {
   // `memory` holds `floats(...)`.
   Int8(const Int8Job& job, std::size_t threads, float* memory)
       : job_(job), threads_(threads), scratch_(reinterpret_cast<Int8Scratch*>(memory)), slots_(threads) {
+    if (job.count <= kFew) each_ = std::max<std::size_t>(1, tasks(job.at) / (4 * threads));
     const std::size_t blocks = places(job);
     job_.codes = reinterpret_cast<std::int8_t*>(memory + threads * kScratch);
     job_.steps = memory + threads * kScratch + blocks * kCodes;
@@ -136,7 +137,7 @@ class Int8 {
   void run() {
     const std::size_t tile = INGOT_KERNEL(int8_tile)();
     ingot::run_tasks((job_.count + tile - 1) / tile, threads_, &Int8::prepare, this);
-    ingot::run_tasks(tasks(job_.at), threads_, &Int8::rows, this);
+    ingot::run_tasks((tasks(job_.at) + each_ - 1) / each_, threads_, &Int8::rows, this);
   }
 
  private:
@@ -149,13 +150,18 @@ class Int8 {
 
   static void rows(void* self, std::size_t index) {
     Int8& product = *static_cast<Int8*>(self);
-    const std::size_t first = index * ingot::kInt8Rows, slot = product.slots_.take();
-    INGOT_KERNEL(int8_rows)
-    (product.job_, first, std::min(first + ingot::kInt8Rows, product.job_.at.rows), product.scratch_[slot]);
+    const std::size_t all = product.job_.at.rows, step = ingot::kInt8Rows * product.each_;
+    const std::size_t stop = std::min((index + 1) * step, all), slot = product.slots_.take();
+    for (std::size_t first = index * step; first < stop; first += ingot::kInt8Rows)
+      INGOT_KERNEL(int8_rows)(product.job_, first, std::min(first + ingot::kInt8Rows, stop), product.scratch_[slot]);
     product.slots_.give(slot);
   }
 
+  // Rows of x for which reading weights takes longest: a thread reads as many of them in a row as may be.
+  static constexpr std::size_t kFew = 4;
+
   Int8Job job_;
+  std::size_t each_ = 1;  // `kInt8Rows` rows of the weights that one task takes
   const std::size_t threads_;
   Int8Scratch* const scratch_;
   Slots slots_;

@@ -14,7 +14,15 @@ constexpr std::size_t kFourBytes = kInt8Sums * kInt8Block;  // of x: the first h
 
 constexpr std::size_t kFew = 4;        // rows of x
 constexpr std::size_t kFewRows = 4;    // of weights
-constexpr std::size_t kFewAhead = 12288;  // bytes; memory is read ahead across pages, where the processor stops
+constexpr std::size_t kFewAhead = 32768;  // bytes; memory is read ahead across pages, where the processor stops
+
+// Bring what the next rows of weights hold into the second cache, line after line as it lies: rows that are read side by
+// side are no order that the processor recognises, and the first cache waits for too few lines at a time.
+template <std::size_t kBytes, std::size_t kAhead>
+inline void read_ahead(const void* from) {
+  for (std::size_t line = 0; line < kBytes; line += 64)
+    __builtin_prefetch(static_cast<const std::uint8_t*>(from) + kAhead + line, 0, 2);
+}
 
 inline bool takes_few(const Int8Job& job) {
   const std::size_t columns = job.at.group;
@@ -94,6 +102,7 @@ class FewScales {
   // Lane by lane, of the next four blocks; 0 past the last group.
   __m512 next() {
     const std::size_t first = group_;
+    read_ahead<64, kFewAhead / 8>(rows_[0] + kFewRows * first * (type_ == Dtype::f32 ? 4 : 2));
     if (++passed_ == per_) passed_ = 0, group_ += kPer * step_;
     const __m512i lanes = kPer == 4   ? _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
                           : kPer == 2 ? _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7)
@@ -145,10 +154,9 @@ void few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float (&out)[k
   for (std::size_t four = 0; four < job.fours; ++four) {
     const std::size_t from = four * bytes, held = job.at.row_bytes - from < bytes ? job.at.row_bytes - from : bytes;
     __m512i found[kCount][kFewRows];
+    read_ahead<kFewRows * bytes, kFewAhead>(job.weights.packed + rows[0] * job.at.row_bytes + kFewRows * from);
     for (std::size_t row = 0; row < kFewRows; ++row) {
       const std::uint8_t* codes = job.weights.packed + rows[row] * job.at.row_bytes + from;
-      __builtin_prefetch(codes + kFewAhead);
-      if constexpr (kBits == 8) __builtin_prefetch(codes + kFewAhead + 64);
       __m512i halves[2];
       halves_of<kBits>(codes, held, flip, halves);
       for (std::size_t m = 0; m < kCount; ++m) {
