@@ -3,9 +3,9 @@
     python bench/packed.py --json packed.json
     python bench/packed.py --only products --cpu --threads 1 --batch 16 64 256 --forms "int4 g32" "int4 g128" "int8 row"
 
-Every shape has as many copies as make 256 MB of bf16, so that no cache holds them; ours and torch's take turns, and the
-best time of each counts. ``stack`` is the linear layers of Qwen2.5-1.5B (28 layers, and the head 151936 x 1536), one
-token at a time: what a model does beside them is not in it.
+Every shape has as many copies as make 256 MB of bf16, so that no cache holds them; ours, the same with x in 8 bits
+(``compute="int8"``) and torch's take turns, and the best time of each counts. ``stack`` is the linear layers of
+Qwen2.5-1.5B (28 layers, and the head 151936 x 1536), one token at a time: what a model does beside them is not in it.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def products(batches: list[int], repeat: int, forms: Sequence[str], clock: Calla
             ours = [packed(form, shape) for _ in range(copies)]
             for batch in batches:
                 x = torch.randn(batch, shape[1], dtype=torch.bfloat16)
-                ways = (partial(every, plain, x), partial(every, ours, x))
-                theirs, mine = (seconds / copies for seconds in turns(repeat, *ways, clock=clock))
+                ways = (partial(every, plain, x), partial(every, ours, x), partial(rounded, ours, x))
+                theirs, mine, int8 = (seconds / copies for seconds in turns(repeat, *ways, clock=clock))
                 rows.append(
                     {
                         "shape": shape,
@@ -91,6 +91,9 @@ def products(batches: list[int], repeat: int, forms: Sequence[str], clock: Calla
                         "torch_us": round(theirs * 1e6, 1),
                         "torch_gb_per_s": round(2 * shape[0] * shape[1] / theirs / 1e9, 2),
                         "ratio": round(theirs / mine, 2),
+                        "int8_us": round(int8 * 1e6, 1),
+                        "int8_gb_per_s": round(nbytes(ours[0]) / int8 / 1e9, 2),
+                        "int8_ratio": round(mine / int8, 2),
                     }
                 )
                 print(line(rows[-1]), flush=True)
@@ -102,12 +105,22 @@ def every(layers: Sequence[torch.nn.Module], x: torch.Tensor) -> None:
         layer(x)
 
 
+def rounded(layers: Sequence[PackedLinear], x: torch.Tensor) -> None:
+    """The same with x in 8 bits."""
+    for layer in layers:
+        layer.rounding = True
+    every(layers, x)
+    for layer in layers:
+        layer.rounding = False
+
+
 def line(row: Row) -> str:
     shape = f"{row['shape'][0]} x {row['shape'][1]}"
     ours = f"{row['us']:>9.1f} us {row['gb_per_s']:>6.2f} GB/s"
     theirs = f"{row['torch_us']:>9.1f} us {row['torch_gb_per_s']:>6.2f} GB/s"
     head = f"{shape:12} x{row['batch']:<3} {row['threads']} threads  {row['form']:16}"
-    return f"{head}{ours}   torch{theirs}  {row['ratio']:.2f} x"
+    int8 = f"{row['int8_us']:>9.1f} us {row['int8_gb_per_s']:>6.2f} GB/s {row['int8_ratio']:.2f} x"
+    return f"{head}{ours}   torch{theirs}  {row['ratio']:.2f} x   int8{int8}"
 
 
 def overhead() -> float:

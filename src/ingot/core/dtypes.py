@@ -151,6 +151,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
+@cache
 def little_endian(storage: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a storage primitive as it lies in a file (little-endian).
 

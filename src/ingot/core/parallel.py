@@ -19,7 +19,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_LIGHT, _BATCH = 1 << 18, 64
+HEAVY = 1 << 18
+"""Bytes of work that are worth a thread's waking."""
+# A light item weighs less than the first; at most so many go together.
+_EACH, _BATCH = 1 << 15, 64
 
 
 class Stopped(BaseException):
@@ -148,10 +151,13 @@ def ordered_together(
     weigh: Callable[[Item], int],
     workers: int | None = None,
 ) -> Iterator[Result]:
-    """As ``ordered``; a thread takes many light items at a time, for waking it takes longer than they do.
+    """As ``ordered``; light items are done many at a time, and by the calling thread when their turn comes.
 
-    ``weigh`` says how many bytes an item reads. An item that raises takes those with it that were handed on beside it.
+    Threads would take turns at Python's lock with them, and waking one takes longer than they do. ``weigh`` says how
+    many bytes an item reads; one that waits for another machine weighs ``HEAVY``. An item that raises takes those with
+    it that were handed on beside it.
     """
+    workers = default_workers() if workers is None else workers
 
     def run(batch: list[Item]) -> list[Result]:
         results: list[Result] = []
@@ -160,22 +166,38 @@ def ordered_together(
             results.append(fn(item))
         return results
 
-    for results in ordered(run, _batches(items, weigh), workers):
-        yield from results
+    with Workers(max(workers, 1)) as pool:  # which starts threads as work comes
+        pending: deque[list[Item] | Future[list[Result]]] = deque()
+        feed = _batches(items, weigh)
+        while True:
+            for batch, light in islice(feed, max(2 * workers, 1) - len(pending)):
+                pending.append(batch if workers == 0 or light else pool.submit(run, batch))
+            if not pending:
+                return
+            first = pending.popleft()
+            yield from run(first) if isinstance(first, list) else first.result()
 
 
-def _batches(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Cut items into runs of at most ``_BATCH`` that weigh ``_LIGHT`` together, or little more."""
+def _batches(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[tuple[list[Item], bool]]:
+    """Cut items into runs of light ones, at most ``_BATCH`` together, and of others; tell whether they are light.
+
+    A run weighs ``HEAVY``, or little more.
+    """
     batch: list[Item] = []
-    weight = 0
+    weight, light = 0, True
     for item in items:
+        own = weigh(item)
+        if batch and (own < _EACH) != light:
+            yield batch, light
+            batch, weight = [], 0
+        light = own < _EACH
         batch.append(item)
-        weight += weigh(item)
-        if weight >= _LIGHT or len(batch) >= _BATCH:
-            yield batch
+        weight += own
+        if weight >= HEAVY or len(batch) >= _BATCH:
+            yield batch, light
             batch, weight = [], 0
     if batch:
-        yield batch
+        yield batch, light
 
 
 def for_ranges(count: int, step: int, fn: Callable[[int, int], object], workers: int | None = None) -> None:

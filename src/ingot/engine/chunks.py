@@ -8,9 +8,10 @@ from math import prod
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
-from ingot.core.parallel import go_on
+from ingot.core.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
 from ingot.model.limits import require_in_proportion
+from ingot.model.ranges import is_distant
 from ingot.model.tensor import Array, Tensor
 
 
@@ -45,6 +46,15 @@ def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]
             reader.read_into(out)
         yield start, arrays
         start, size = start + count, min(4 * size, _MOST)
+
+
+def weight(tensor: Tensor) -> int:
+    """Return the bytes of work that reading a tensor's values is, as ``ordered_together`` weighs; ``HEAVY`` at least
+    where they come from another machine."""
+    for part in tensor.parts.values():
+        if is_distant(part.source):
+            return max(HEAVY, tensor.nbytes)
+    return tensor.nbytes + tensor.size
 
 
 def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int) -> Iterator[Array]:

@@ -174,7 +174,7 @@ class _Run:
 
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
         self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
-        self.files = LocalTarget(target.staging.files)
+        self.files = LocalTarget(target.staging.files, late=not target.scattered)
         self.done: list[Done] = []
         self.resumed = 0
 
@@ -188,7 +188,7 @@ class _Run:
             "metadata": ascii(plan.metadata),
         }
         stamp = fingerprint(identities, what, map(step_data, plan.steps))
-        self._journal = Journal(LocalTarget(staging.folder), stamp)
+        self._journal = Journal(LocalTarget(staging.folder, late=True), stamp)
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
         ends = _ends(records)
@@ -247,7 +247,7 @@ class _Run:
         nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
         params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
         self._journal.append(
-            {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}
+            {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
         self.done.append(Done(event.step, nbytes, error, notes))
         event.step.forget()

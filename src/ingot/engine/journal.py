@@ -18,12 +18,15 @@ import ingot
 from ingot.core import checksums
 from ingot.core.atomic import JOURNAL
 from ingot.errors import IngotError, UsageError
-from ingot.model.bytesource import Sink
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Store
-from ingot.stores.local import LocalTarget
+from ingot.stores.local import LocalSink, LocalTarget
 
 CHUNK = 1 << 22
+# Bytes of tensors that a killed run may have to do again.
+_WORTH = 1 << 20
+_ENCODER = msgspec.json.Encoder()
+_NOTHING: dict[str, Any] = {"digests": {}}
 
 
 def fingerprint(identities: Sequence[Any], what: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> str:
@@ -46,8 +49,9 @@ class Journal:
     def __init__(self, target: LocalTarget, fingerprint: str) -> None:
         self._target = target
         self._fingerprint = fingerprint
-        self._sink: Sink | None = None
+        self._sink: LocalSink | None = None
         self._end = 0
+        self._waiting = 0  # bytes of tensors whose lines may not be in the file yet
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
@@ -55,10 +59,15 @@ class Journal:
         self._sink, self._end = self._target.create(JOURNAL), 0
         self._sink.truncate(0)
         self._write(b"".join(map(_line, lines)))
+        self._sink.flush()
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Note a finished tensor."""
+    def append(self, record: Mapping[str, Any], nbytes: int = _WORTH) -> None:
+        """Note a finished tensor of so many bytes; lines of small ones reach the file together."""
         self._write(_line(record))
+        self._waiting += nbytes
+        if self._waiting >= _WORTH and self._sink is not None:
+            self._sink.flush()
+            self._waiting = 0
 
     def _write(self, data: bytes) -> None:
         assert self._sink is not None
@@ -96,7 +105,13 @@ class Journal:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """Encode one line. The standard module: it keeps infinite errors, and file names that are not UTF-8."""
+    """Encode one line. The standard module keeps infinite errors, and file names that are not UTF-8; the quick one is
+    for records without numbers that may be infinite."""
+    if not record.get("error") and not record.get("params") and record.get("notes", _NOTHING) == _NOTHING:
+        try:
+            return _ENCODER.encode(record) + b"\n"
+        except UnicodeEncodeError:
+            pass
     return json.dumps(record).encode() + b"\n"
 
 

@@ -3,7 +3,8 @@
 Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
 into chunks.
 What bounds memory is one ``Budget`` that a chunk's cost is taken from before it is read and given back after it is
-written. Small tensors are handed from thread to thread many at a time: waking a thread takes longer than they do.
+written. Small tensors are handed from thread to thread many at a time: waking a thread takes longer than they do. Where
+all are small, the caller's thread does everything: threads would take turns at Python's lock.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from queue import Empty, Full, Queue
 from ingot.core.buffers import recycling
 from ingot.core.parallel import Halt, Workers, adopt
 from ingot.engine.watch import Watches
-from ingot.engine.work import Chunking, Encoded, Running, Step, Work
+from ingot.engine.work import Chunking, Encoded, Running, Step, Take, Work
+from ingot.model.ranges import is_distant
 
 Watching = Callable[[Step], Watches]
 
 # A batch is handed on when its chunks take so many bytes of budget, or when it has so many events.
 _BATCH_BYTES, _BATCH_EVENTS = 1 << 18, 192
+# A chunk of so many bytes of budget is small.
+_SMALL = 1 << 14
 
 
 def nothing(step: Step) -> Watches:
@@ -86,11 +90,16 @@ class Batch:
         self.works.append(work)
         self.cost += cost
 
-    def submit(self, pool: Workers) -> None:
-        """Let the pool do the works."""
-        if self.works:
-            works, self.works = self.works, []
+    def submit(self, pool: Workers | None) -> None:
+        """Let the pool do the works, or do them here."""
+        if not self.works:
+            return
+        works, self.works = self.works, []
+        if pool is not None:
             self.outcomes = pool.submit(_outcomes, works)
+        else:
+            self.outcomes = Future()
+            self.outcomes.set_result(_outcomes(works))
 
 
 def _outcomes(works: list[Work]) -> list[Outcome]:
@@ -195,11 +204,13 @@ class Pipeline:
         self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
         self._halt = Halt()
+        self._alone = budget >= 4 * _BATCH_BYTES and all(map(_is_small, steps, chunkings))
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
         self._recycling.__enter__()
-        self._reader.start()
+        if not self._alone:
+            self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,11 +218,15 @@ class Pipeline:
         self._halt.set()
         self._budget.stop()
         self.pool.shutdown(wait=True, cancel_futures=True)
-        self._reader.join()
+        if not self._alone:
+            self._reader.join()
         self._recycling.__exit__(None, None, None)
 
     def events(self) -> Iterator[Event]:
         """Yield ``Begin``, ``Chunk``..., ``End`` for each step in order; raise what went wrong while reading."""
+        if self._alone:
+            yield from self._events_here()
+            return
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
@@ -219,7 +234,8 @@ class Pipeline:
 
     def done(self, chunk: Chunk) -> None:
         """Give a written chunk's memory back."""
-        self._budget.give(chunk.cost)
+        if not self._alone:
+            self._budget.give(chunk.cost)
 
     def _get(self) -> Batch | BaseException | None:
         while True:
@@ -265,14 +281,46 @@ class Pipeline:
                 self._put(error)
 
     def _read_step(self, step: Step, shape: Chunking) -> bool:
+        return all(self._flush() for _ in self._fill(step, shape, lambda: self._take(shape.cost)))
+
+    def _fill(self, step: Step, shape: Chunking, take: Take) -> Iterator[None]:
+        """Add the events of a step to the batch; yield each time that it is full, to have it handed on."""
         running = step.begin(shape, self._watching(step), measured=self._measured)
         learnt = running.learn()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
         self._batch.events.append(Begin(step, running))
-        for work, in_bytes in running.work(lambda: self._take(shape.cost)):
+        for work, in_bytes in running.work(take):
             self._batch.chunk(work, in_bytes, shape.cost)
-            if self._batch.is_full and not self._flush():
-                return False
+            if self._batch.is_full:
+                yield
         self._batch.events.append(End(step, running))
-        return not self._batch.is_full or self._flush()
+        if self._batch.is_full:
+            yield
+
+    def _events_here(self) -> Iterator[Event]:
+        """As ``events``, all in this thread: one batch after the other is read, done and written."""
+        try:
+            for step, shape in zip(self._steps, self._chunkings, strict=True):
+                for _ in self._fill(step, shape, _always):
+                    yield from self._done_here()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from self._done_here()
+            raise
+        yield from self._done_here()
+
+    def _done_here(self) -> Sequence[Event]:
+        batch, self._batch = self._batch, Batch()
+        batch.submit(None)
+        return batch.events
+
+
+def _always() -> bool:
+    return True
+
+
+def _is_small(step: Step, shape: Chunking) -> bool:
+    """Whether a step is little work, and waits for no other machine."""
+    return shape.cost <= _SMALL and not any(is_distant(part.source) for part in step.tensor.parts.values())

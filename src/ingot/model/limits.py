@@ -70,20 +70,22 @@ def require_decompressed(tensors: Iterable[Tensor], asked: int | str | None, whe
                 )
 
 
-def require_in_proportion(tensors: Iterable[Tensor], where: str) -> None:
-    """Refuse to decode ``tensors`` where their stored bytes stand for too many.
+def require_in_proportion(tensors: Iterable[Tensor], where: str) -> list[int]:
+    """Refuse to decode ``tensors`` where their stored bytes stand for too many; return the decoded bytes of each.
 
     Raises
     ------
     ResourceError
         ``decoded.limit``.
     """
-    stored = decoded = 0
+    stored, sizes = 0, []
     for tensor in tensors:
         stored += tensor.nbytes
-        decoded += decoded_bytes(tensor)
+        sizes.append(decoded_bytes(tensor))
+    decoded = sum(sizes)
     if decoded > FLOOR or os.environ.get(VARIABLE):
         _require(stored, decoded, where)
+    return sizes
 
 
 def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False) -> None:
@@ -95,8 +97,8 @@ def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False
     Raises ``ResourceError`` ``ram.guard``.
     """
     chosen = list(tensors)
-    require_in_proportion(chosen, where)
-    needed = sum(decoded_bytes(tensor) for tensor in chosen if retyped or not _lies_ready(tensor))
+    sizes = require_in_proportion(chosen, where)
+    needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _lies_ready(tensor))
     if needed > _SMALL:
         require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)
 
@@ -104,7 +106,10 @@ def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False
 def decoded_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's values, or of its parts without their encoding where those are more."""
     row = DTYPES.get(tensor.dtype)
-    return max(0 if row is None else row.nbytes(tensor.size), sum(part.nbytes for part in tensor.parts.values()))
+    parts = 0
+    for part in tensor.parts.values():
+        parts += part.nbytes
+    return parts if row is None else max(row.nbytes(tensor.size), parts)
 
 
 def _lies_ready(tensor: Tensor) -> bool:

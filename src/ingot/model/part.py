@@ -77,7 +77,7 @@ class Part:
     integers: tuple[int, int] | None = None
     keeps: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
-    _proven: set[int] = field(default_factory=set, repr=False)
+    _proven: set[int] | None = field(default=None, repr=False)
     _kept: memoryview | None = field(default=None, repr=False)
 
     @property
@@ -143,9 +143,22 @@ class Part:
             reader.readinto(out)
             reader.finish()
         else:
+            self._proven = set() if self._proven is None else self._proven  # which the copy shares
             reader = replace(self, by_chunks=True).reader()
             reader.skip(start)
             reader.readinto(out)
+
+    def read_whole(self, out: memoryview) -> bool:
+        """Fill ``out``, of as many bytes, with all of a small raw part of this machine, and prove its digest.
+
+        False where the part is not such, or not as its digest says: then ``reader`` reads it, and tells. Of many small
+        parts each costs as few calls as can be.
+        """
+        if self.encoding != "raw" or self.chunks is not None or self.length > CHUNK or is_distant(self.source):
+            return False
+        go_on()
+        self.source.readinto(self.offset, out)
+        return self.digest is None or not self.verify or checksums.proves(self.digest, out)
 
     def reader(self, *, chunks: bool = False) -> PartReader:
         """Return a sequential reader of the decoded bytes, in bounded memory, that checks the digest at its end.
@@ -166,7 +179,11 @@ class Part:
 
         Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
         """
-        return self._proven if self.source.mapped and not self.source.changed() else set()
+        if not self.source.mapped or self.source.changed():
+            return set()
+        if self._proven is None:
+            self._proven = set()
+        return self._proven
 
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.

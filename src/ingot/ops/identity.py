@@ -17,7 +17,7 @@ from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
-from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.chunks import chunks, matrix_of, weight
 from ingot.model.bytesource import Stamp
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -60,7 +60,7 @@ def tensor_ids(
     chosen: Sequence[Tensor] = list(tensors)
     require_in_proportion(chosen, "content id")
     state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
-    digests = ordered_together(tensor_digest, chosen, lambda tensor: tensor.nbytes + tensor.size, workers)
+    digests = ordered_together(tensor_digest, chosen, weight, workers)
     ids = {}
     for tensor, digest in zip(chosen, digests, strict=True):
         ids[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)

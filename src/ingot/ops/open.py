@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike, fspath
@@ -19,7 +19,6 @@ from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
-from ingot.model.lazy import Lazy
 from ingot.model.limits import require_decompressed
 from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
@@ -136,13 +135,29 @@ class Source:
 def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the same tensors, each given its codec's decoder when it is first asked for."""
 
-    def make(name: str) -> Tensor:
-        tensor = tensors[name]
+    return _Decoding(tensors)
+
+
+class _Decoding(Mapping[str, Tensor]):
+    """Tensors that get their decoders when they are asked for: who keeps them is the mapping behind this one."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
         if tensor.decoder is None and tensor.codec in CODECS:
             tensor.decoder = CODECS[tensor.codec]
         return tensor
 
-    return Lazy(tensors, make)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
 
 def open(

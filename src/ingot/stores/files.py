@@ -23,6 +23,7 @@ from ingot.core.mapping import map_file
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Stamp
+from ingot.stores.ahead import SMALL, WINDOW, Ahead
 from ingot.stores.memory import flat
 
 # One read call moves at most 0x7ffff000 bytes on Linux and INT_MAX on macOS; below that, page-aligned.
@@ -123,6 +124,8 @@ class PreadSource:
 
     io = "pread"
     mapped = False
+    _ahead: Ahead | None = None
+    _end = 0  # of the last small range that was read
 
     def __init__(self, descriptor: int, path: str, name: str) -> None:
         handle = Handle(descriptor)
@@ -152,7 +155,19 @@ class PreadSource:
         ends before ``out`` is full, ``store.changed`` where it had to be opened again and is another; ``UsageError``
         ``store.closed`` after ``close``.
         """
-        handle = self._ready(offset, out.nbytes)
+        size = out.nbytes
+        if 0 < size <= SMALL:
+            ahead = self._ahead
+            if ahead is not None and ahead.give(offset, out):
+                return
+            follows, self._end = 0 <= offset - self._end <= SMALL, offset + size
+            if follows and size <= self.size - offset:
+                data = memoryview(bytearray(min(WINDOW, self.size - offset)))
+                read_all(self._ready(offset, data.nbytes).descriptor, offset, data, self.name)
+                self._ahead = Ahead(offset, data)
+                self._ahead.give(offset, out)
+                return
+        handle = self._ready(offset, size)
         read_all(handle.descriptor, offset, out, self.name)
 
     def changed(self) -> bool:
@@ -176,6 +191,7 @@ class PreadSource:
     def close(self) -> None:
         """Let go of the file; views handed out before stay valid. A second call does nothing."""
         key, self._key = self._key, None
+        self._ahead = None
         if key is not None:
             _OPEN.drop(key)
 
@@ -279,7 +295,7 @@ class UnnamedSource(PreadSource):
         return False
 
     def close(self) -> None:
-        self._held = None
+        self._held = self._ahead = None
 
     def _handle(self) -> Handle:
         if self._held is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -155,10 +156,14 @@ class LocalStore(Store):
 
 
 class LocalTarget:
-    """Creates files in an existing folder, and cuts what is there."""
+    """Creates files in an existing folder, and cuts what is there.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
+    ``late`` lets small pieces wait until there are more (``LocalSink``): for files that nobody else reads or writes
+    before they are closed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, late: bool = False) -> None:
+        self._folder, self._late = Path(folder), late
 
     def store(self) -> LocalStore:
         """Return the folder as a store, whose files are read by calls."""
@@ -194,7 +199,7 @@ class LocalTarget:
         """
         path = self._folder / file_name(name, str(self._folder))
         try:
-            return LocalSink(path)
+            return LocalSink(path, late=self._late)
         except IngotError:
             if path.parent == self._folder or path.parent.exists():
                 raise
@@ -202,11 +207,15 @@ class LocalTarget:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error(error, str(path.parent)) from error
-        return LocalSink(path)
+        return LocalSink(path, late=self._late)
+
+
+# Pieces of so many bytes wait for others, until there are so many.
+_SMALL, _LATE = 1 << 12, 1 << 16
 
 
 class LocalSink:
-    """One file being written, by ``pwrite``.
+    """One file being written, by ``pwrite``; with ``late`` small pieces wait in memory, until ``flush`` at the latest.
 
     Raises
     ------
@@ -214,8 +223,10 @@ class LocalSink:
         ``store.disk-full``, ``store.read-only``, ``store.file-too-large``, ``store.write-failed``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, late: bool = False) -> None:
         self.name = str(path)
+        self._guard, self._small = threading.Lock(), _SMALL if late else 0
+        self._late, self._at = bytearray(), 0  # bytes that wait, and where they belong
         flags = system.open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW")
         try:
             self._descriptor = os.open(path, flags, 0o666)
@@ -223,8 +234,31 @@ class LocalSink:
             raise write_error(error, self.name) from error
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        """Write all of ``data`` at ``offset``."""
-        rest = flat(memoryview(data))
+        """Write all of ``data`` at ``offset``; small pieces, one behind the other, go to the file together."""
+        view = flat(memoryview(data))
+        with self._guard:
+            if self._late and (offset != self._at + len(self._late) or len(self._late) >= _LATE):
+                self._flush()
+            if view.nbytes <= self._small:
+                if not self._late:
+                    self._at = offset
+                self._late += view
+                return
+            self._flush()
+        self._write(offset, view)
+
+    def flush(self) -> None:
+        """Write what waits to the file; errors as ``write_at``."""
+        with self._guard:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what waits; called with the guard held."""
+        if self._late:
+            late, self._late = self._late, bytearray()
+            self._write(self._at, memoryview(late))
+
+    def _write(self, offset: int, rest: memoryview) -> None:
         try:
             while rest.nbytes:
                 count = system.write_at(self._descriptor, rest[:MAX_CALL], offset)
@@ -235,10 +269,12 @@ class LocalSink:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` with bytes that were written; ``store.short-read`` past the end."""
+        self.flush()
         read_all(self._descriptor, offset, out, self.name)
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to ``size`` bytes."""
+        self.flush()
         try:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
@@ -250,8 +286,12 @@ class LocalSink:
 
     def close(self) -> None:
         """Close the file; a second call does nothing. Flushing to disk is left to whoever publishes."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        if self._descriptor < 0:
+            return
+        try:
+            self.flush()
+        finally:
+            descriptor, self._descriptor = self._descriptor, -1
             try:
                 os.close(descriptor)
             except OSError as error:  # NFS and quotas report a full disk only here

@@ -92,7 +92,7 @@ def test_a_caller_that_stops_early_leaves_no_thread():
 
 
 @given(st.lists(st.sampled_from([0, 1, 1 << 10, 1 << 20])), st.integers(0, 3))
-def test_light_items_share_a_thread_and_come_in_order(weights, workers):
+def test_light_items_and_heavy_ones_come_in_order(weights, workers):
     def work(item):
         return item, threading.get_ident()
 
@@ -101,8 +101,8 @@ def test_light_items_share_a_thread_and_come_in_order(weights, workers):
     assert [item for item, _ in found] == items
 
 
-def test_light_items_are_handed_on_together_and_heavy_ones_alone():
-    """Two heavy items meet at a barrier, so two threads have them; of light ones one thread has all."""
+def test_light_items_are_done_here_and_heavy_ones_by_threads():
+    """Two heavy items meet at a barrier, so two threads have them; light ones are the calling thread's."""
     barrier = threading.Barrier(2)
 
     def heavy(item):
@@ -110,7 +110,8 @@ def test_light_items_are_handed_on_together_and_heavy_ones_alone():
         return item
 
     assert list(ordered_together(heavy, range(2), lambda _: 1 << 20, 2)) == [0, 1]
-    assert len(set(ordered_together(lambda _: threading.get_ident(), range(50), lambda _: 1, 2))) == 1
+    light = set(ordered_together(lambda _: threading.get_ident(), range(500), lambda _: 1, 2))
+    assert light == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(("workers", "window"), [(-1, None), (2, 0)])

@@ -57,12 +57,29 @@ class DenseReader(Rows):
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
         self._row = decodable(tensor)
-        self._reader = tensor.parts["data"].reader()
+        self._part = tensor.parts["data"]
+        self._made: PartReader | None = None
+        self._whole = False
+
+    @property
+    def _reader(self) -> PartReader:
+        """What reads the part in pieces."""
+        if self._made is None:
+            self._made = self._part.reader()
+            if self._whole:
+                self._made.skip(self._part.length)
+        return self._made
 
     def fill(self, out: Array) -> None:
         target = flat(out)
         own = numpy_dtype(self._row.name)
         if out.dtype == own:
+            if self._made is None and out.nbytes == self._part.length and not self._whole:
+                data = target.view(np.uint8)
+                if self._part.read_whole(data.data):
+                    self._whole = True
+                    as_values(data, target, self._row, self._name)
+                    return
             read_values(self._reader, target, self._row, self._name)
             return
         require_cast(self._row.name, dtype(out.dtype).name, self._name)
@@ -77,7 +94,8 @@ class DenseReader(Rows):
         self._reader.skip(self._row.nbytes(count))
 
     def finish(self) -> None:
-        self._reader.finish()
+        if not self._whole:
+            self._reader.finish()
 
 
 class DenseCodec:
@@ -245,6 +263,11 @@ def read_values(reader: PartReader, out: Array, row: DType, where: str) -> None:
     """Fill the 1-D ``out`` (native dtype of ``row``) with the next values of a part."""
     data = out.view(np.uint8)
     reader.readinto(data.data)
+    as_values(data, out, row, where)
+
+
+def as_values(data: Array, out: Array, row: DType, where: str) -> None:
+    """Turn the bytes ``data`` of ``out``, as they lie in a file, into this machine's values."""
     storage = little_endian(row.storage)
     if not storage.isnative:
         data.view(f"u{storage.itemsize}").byteswap(inplace=True)

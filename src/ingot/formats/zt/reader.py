@@ -17,6 +17,7 @@ from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIF
 from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, label, parse
 from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
@@ -127,6 +128,9 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
 
     def make(name: str) -> Tensor:
         obj = objects[name]
+        if obj.format == DenseLayout.codec and len(obj.components) == 1 and not obj.attributes:  # most are
+            data = part(name, DATA, obj.components[DATA])
+            return Tensor(name, obj.shape, data.type or data.dtype, DenseLayout.codec, {DATA: data})
         parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         attributes = obj.attributes or {}
@@ -135,6 +139,7 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
 
     def part(name: str, role: str, component: Component) -> Part:
         where = label(source.name, name, role)
+        stated = component.ingot_chunks
         return Part(
             dtype=component.dtype,
             length=component.length,
@@ -144,7 +149,7 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
             encoding=component.encoding,
             uncompressed_length=None if component.encoding == "raw" else component.uncompressed_length,
             digest=component.digest,
-            chunks=chunks_of(component, where),
+            chunks=None if stated is None else chunks_of(component, where),
             where=where,
             verify=verify,
         )

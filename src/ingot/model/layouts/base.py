@@ -74,12 +74,10 @@ class Alternative(Storable, Protocol):
         ...
 
 
-@runtime_checkable
-class RowsFirst(Protocol):
-    """A layout of other programs' files: containers that are none of theirs take its numbers row by row where they can,
-    though they could hold them as they lie."""
-
-    rows_first: bool
+def is_rows_first(layout: Layout) -> bool:
+    """Whether this is a layout of other programs' files, whose class says ``rows_first``: containers that are none of
+    theirs take its numbers row by row where they can, though they could hold them as they lie."""
+    return bool(getattr(layout, "rows_first", False))
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from ingot.core.options import takes
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
-from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.chunks import chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
@@ -234,7 +234,7 @@ def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
 
 def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
     """Compare tensors in this process."""
-    found_of = ordered_together(_pair, pairs, lambda pair: sum(tensor.nbytes + tensor.size for tensor in pair))
+    found_of = ordered_together(_pair, pairs, lambda pair: weight(pair[0]) + weight(pair[1]))
     for (old, other), found in zip(pairs, found_of, strict=True):
         state.advance(old.nbytes + other.nbytes, old.name)
         yield found

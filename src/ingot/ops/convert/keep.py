@@ -12,7 +12,7 @@ from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.accepts import RAW, accepts, as_laid, recoded
 from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
-from ingot.model.layouts.base import RowsFirst
+from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
 from ingot.model.tensor import Tensor
@@ -43,7 +43,7 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
-    foreign = isinstance(tensor.layout, RowsFirst) and not isinstance(format, ConfigKeys)
+    foreign = is_rows_first(tensor.layout) and not isinstance(format, ConfigKeys)
     ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in recoded(format, spec)]
     for way in ways:
         if any(part.encoding != RAW for part in way.spec.parts):
