@@ -77,7 +77,7 @@ class Part:
     integers: tuple[int, int] | None = None
     keeps: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
-    _proven: set[int] | None = field(default=None, repr=False)
+    _proven: set[int] = field(default_factory=set, repr=False)
     _kept: memoryview | None = field(default=None, repr=False)
 
     @property
@@ -143,7 +143,6 @@ class Part:
             reader.readinto(out)
             reader.finish()
         else:
-            self._proven = set() if self._proven is None else self._proven  # which the copy shares
             reader = replace(self, by_chunks=True).reader()
             reader.skip(start)
             reader.readinto(out)
@@ -179,11 +178,7 @@ class Part:
 
         Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
         """
-        if not self.source.mapped or self.source.changed():
-            return set()
-        if self._proven is None:
-            self._proven = set()
-        return self._proven
+        return self._proven if self.source.mapped and not self.source.changed() else set()
 
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.
