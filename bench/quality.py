@@ -101,6 +101,10 @@ ROWS = [
         Row(f"table of {n} bits, groups of 96", n + 1 / 6, "scaled_codebook", integers(n, 96), "two-sided")
         for n in (4, 3, 2)
     ),
+    *(
+        (f"trellis of {n} bits, groups of 96", n + 1 / 6, "trellis", f"{{ bits = {n}, group = 96 }}", "two-sided")
+        for n in (4, 3, 2)
+    ),
 ]
 TURNED = "[rotate]\nr1 = true\nr2 = true\n"
 INTEGERS = [Row(f"INT{n}, groups of 96", n + 1 / 6, "affine", integers(n, 96)) for n in (4, 3, 2)]

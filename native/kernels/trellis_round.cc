@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::size_t kSixteen = 16;
 constexpr float kFar = 0x1p20f;  // of a target over its scale: nothing is gained beyond the largest value
+constexpr std::size_t kPart = 24;  // rows of a descent that are searched together
 constexpr float kSofter = 4.0f;  // second try: errors weigh so much more, and fewer change
 
 inline float as_stored(float value, Dtype type) {
@@ -140,7 +141,11 @@ class Descend {
     if (!(own > 0)) return;
     std::uint16_t* windows = to_.windows + col * rows;
     std::copy_n(windows, rows, before_.data());
-    if (!searched(col, own, 1.0f)) searched(col, own, kSofter);
+    if (rows <= kPart + kSpan) {
+      search(col, own, 0, rows);
+    } else {  // parts of the rows, which touch each other less
+      for (std::size_t done = 0; done < rows; done += kPart) search(col, own, (down_.turn + done) % rows, kPart + kSpan - 1);
+    }
     float* slope = down_.gradient + col * rows;
     if (rows >= kSpan)
       for (std::size_t row = 0; row < rows; ++row) one_symbol(windows, slope, scales(col), own, row);
@@ -167,8 +172,12 @@ class Descend {
     }
   }
 
+  void search(std::size_t col, float own, std::size_t first, std::size_t count) {
+    if (!searched(col, own, 1.0f, first, count)) searched(col, own, kSofter, first, count);
+  }
+
   // A search as if rows did not touch each other; kept where the error falls though they do.
-  bool searched(std::size_t col, float own, float weight) {
+  bool searched(std::size_t col, float own, float weight, std::size_t first, std::size_t count) {
     const std::size_t rows = to_.rows;
     float* __restrict slope = down_.gradient + col * rows;
     std::uint16_t* windows = to_.windows + col * rows;
@@ -180,7 +189,10 @@ class Descend {
     column_.set(wanted_.data(), col);
     std::vector<std::uint16_t>& found = found_;
     found.assign(windows, windows + rows);
-    find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, found.data());
+    if (count == rows)
+      find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, found.data());
+    else
+      find_.within(column_.targets(), column_.weights(), rows, first, count, found.data());
     for (std::size_t i = 0; i < rows; ++i)
       moved_[i] = found[i] == windows[i] ? 0.0f : scale[i] * (to_.values[found[i]] - to_.values[windows[i]]);
     pull();

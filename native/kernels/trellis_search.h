@@ -62,7 +62,7 @@ class Search {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
     const std::size_t half = rows / 2;
     const bool brief = rows < kBrief * kSpan;
-    turned(targets, weights, rows, half, brief ? 3 : 1);
+    turned(targets, weights, rows, half, brief ? 3 * rows : rows);
     run(kAny);
     trace(kAny);
     windows[rows - 1] = path_[(brief ? rows : 0) + rows - half - 1];
@@ -74,28 +74,37 @@ class Search {
   void again(const float* targets, const float* weights, std::size_t rows, std::size_t turn, std::uint16_t* windows) {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
     const int between = windows[(turn + rows - 1) % rows] >> kBits;
-    turned(targets, weights, rows, turn, 1);
+    turned(targets, weights, rows, turn, rows);
     run(between);
     trace(between);
     for (std::size_t i = 0; i < rows; ++i) windows[(turn + i) % rows] = path_[i];
   }
 
+  // The windows of some rows, from `first` on and round, where what they share with those beside them stays as it is.
+  void within(const float* targets, const float* weights, std::size_t rows, std::size_t first, std::size_t count,
+              std::uint16_t* windows) {
+    turned(targets, weights, rows, first, count);
+    run(windows[(first + count - 1) % rows] >> kBits);
+    trace(static_cast<int>(windows[first] % kPlane));
+    for (std::size_t i = 0; i < count; ++i) windows[(first + i) % rows] = path_[i];
+  }
+
   // A path with free ends: what errors a whole search would leave, nearly.
   void open(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
-    turned(targets, weights, rows, 0, 1);
+    turned(targets, weights, rows, 0, rows);
     run(kAny);
     trace(kAny);
     std::copy_n(path_.data(), rows, windows);
   }
 
  private:
-  // Rows from `by` on, some rounds of them.
-  void turned(const float* targets, const float* weights, std::size_t rows, std::size_t by, std::size_t rounds) {
-    targets_.resize(rounds * rows);
-    weights_.resize(rounds * rows);
-    path_.resize(rounds * rows);
-    back_.resize(rounds * rows * kPlane);
-    for (std::size_t i = 0; i < rounds * rows; ++i) {
+  // So many rows from `by` on and round.
+  void turned(const float* targets, const float* weights, std::size_t rows, std::size_t by, std::size_t count) {
+    targets_.resize(count);
+    weights_.resize(count);
+    path_.resize(count);
+    back_.resize(count * kPlane);
+    for (std::size_t i = 0; i < count; ++i) {
       targets_[i] = targets[(i + by) % rows];
       weights_[i] = weights[(i + by) % rows];
     }

@@ -1,7 +1,7 @@
 """What a recipe's rule asks of a quantizer: which grid, and in which layout its numbers are held until they are stored.
 
 Numbers are held as the affine family's integers, as a scaled codebook, a palette or as ggml's blocks; containers
-repack these exactly.
+repack these exactly. Those of a trellis are held as its streams.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.codecs.palette.encode import codebooks_for
+from ingot.codecs.trellis.streams import band_for
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
 from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
@@ -20,11 +21,13 @@ from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.layouts.palette import BITS as PALETTE_BITS
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
 from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
 from ingot.quantizers.factors import Factors
-from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid, Rounded
+from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
+from ingot.quantizers.trellis import Made, round_streams
 
 AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
@@ -33,7 +36,7 @@ _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET
 _ORDER = "act_order"
 _TOGETHER = 64  # columns of a palette that descend together
 
-Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout
+Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Asked:
 
     ``block`` is the type of ggml's blocks that numbers are held in, if they are. ``scaled``: channels get scales
     before, which are folded into what comes before. ``channels``, of a palette: how many rows at most have a table of
-    their own, None where the tensor has one.
+    their own, None where the tensor has one. ``streams``: numbers are a trellis's, and the grid says their bits, groups
+    and scales.
     """
 
     quantizer: str
@@ -51,6 +55,7 @@ class Asked:
     act_order: bool = False
     scaled: bool = False
     channels: int | None = None
+    streams: bool = False
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -67,9 +72,16 @@ class Asked:
         """Refuse a tensor that this does not fit.
 
         ``UnsupportedError`` ``ggml_blocks.columns``: rows that are not whole blocks; ``quantizer.matrix``: tables for
-        channels of stacked matrices.
+        channels of stacked matrices; ``trellis.group``: rows that are not whole groups.
         """
         cols = shape[-1]
+        if self.streams and cols % self.grid.group:
+            raise UnsupportedError(
+                f"expected columns that group {self.grid.group} divides, found {cols}; let the rule ask for "
+                "cols_multiple_of, and another one take what is left",
+                rule="trellis.group",
+                where=where,
+            )
         if self.channels is not None and len(shape) > 2:
             raise UnsupportedError(
                 f"expected a matrix for tables of {self.channels} channels, found shape {list(shape)}; use group = "
@@ -88,6 +100,8 @@ class Asked:
     def layout(self, shape: tuple[int, ...], dtype: str) -> Held:
         """Return how the numbers of a tensor of this shape and element type are held."""
         grid = self.grid
+        if self.streams:
+            return TrellisLayout(grid.bits, grid.group, band_for(inner_rows(shape)), dtype, grid.scales)
         if not grid.scaled:
             tables = shape[0] // (self.band(shape) or shape[0])
             return PaletteLayout(grid.bits, (tables, *(1,) * (len(shape) - 1)), 1, 0, dtype)
@@ -111,7 +125,8 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
         ``affine``: integers, options ``bits`` (2 to 8), ``group``, ``scales``, ``symmetric`` and ``zero_kind``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
         ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
-        ``tensor``. All but ``importance`` have ``act_order``.
+        ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: as
+        ``scaled_codebook``, without ``act_order`` and ``awq``.
 
     Raises
     ------
@@ -128,6 +143,10 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     if codec == PaletteLayout.codec:
         grid, channels = _palette(left)
         return Asked(name, grid, None, order, scaled, channels)
+    if codec == TrellisLayout.codec:
+        if order or scaled:
+            raise _wrong(f"neither {_ORDER} nor {AWQ} with codec {codec}", quantizer)
+        return Asked(name, _groups(left, learnt=True, zeros=NONE), streams=True)
     grid, block = _grid(codec, left)
     return Asked(name, grid, block, order, scaled)
 
@@ -149,9 +168,14 @@ def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
         return GRIDS[kind], None if kind in AS_INTEGERS else kind
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
-        known = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec, PaletteLayout.codec)
+        layouts = (AffineLayout, ScaledCodebookLayout, GgmlBlocksLayout, PaletteLayout, TrellisLayout)
+        known = tuple(layout.codec for layout in layouts)
         raise _wrong(f"codec {', '.join(known)} for a quantizer", codec)
-    zeros = NONE if learnt else _zeros(left)
+    return _groups(left, learnt=learnt, zeros=NONE if learnt else _zeros(left)), None
+
+
+def _groups(left: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
+    """Return the grid of options ``bits``, ``group`` and ``scales``."""
     _require_known(left, ("bits", "group", "scales"))
     bits, group, scales = left.get("bits", 4), left.get("group", 64), left.get("scales", "f16")
     few = _TABLE_BITS if learnt else tuple(range(2, 9))
@@ -161,10 +185,10 @@ def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
         raise _wrong(f"group from 1 to {_MOST_GROUP} columns", group)
     if scales not in SCALE_DTYPES:
         raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)
-    return Grid(bits, group, scales, learnt, zeros), None
+    return Grid(bits, group, scales, learnt, zeros)
 
 
-def rounded_as(asked: Asked, weights: Array, factors: Factors, levels: Array | None = None) -> list[Rounded]:
+def rounded_as(asked: Asked, weights: Array, factors: Factors, levels: Array | None = None) -> list[Made]:
     """Return a matrix rounded as ``asked``, its bands where these have tables of their own.
 
     Parameters
@@ -173,10 +197,13 @@ def rounded_as(asked: Asked, weights: Array, factors: Factors, levels: Array | N
     levels : f32 [2 ** bits], optional
         A table that was learnt before.
     """
+    grid = asked.grid
+    if asked.streams:
+        return [round_streams(weights, TrellisGrid(grid.bits, grid.group, grid.scales), factors, asked.quantizer)]
     how = How(asked.quantizer, asked.act_order)
     rows = asked.band(weights.shape)
     if rows is not None:
-        return round_bands(weights, asked.grid, factors, how, rows)
+        return [*round_bands(weights, asked.grid, factors, how, rows)]
     return [round_matrix(weights, asked.grid, factors, how.quantizer, levels, act_order=how.act_order)]
 
 

@@ -91,6 +91,15 @@ class Grid:
         return np.arange(cols, dtype=np.int32) // np.int32(self.group)
 
 
+@dataclass(frozen=True, slots=True)
+class TrellisGrid:
+    """Streams of 2, 3 or 4 bits a weight, and scales of type ``scales`` for ``group`` columns, which divide a row's."""
+
+    bits: int
+    group: int
+    scales: str = "f16"
+
+
 @dataclass(slots=True)
 class Rounded:
     """A matrix as codes, level by level.

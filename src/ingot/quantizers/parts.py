@@ -18,10 +18,15 @@ from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES
 from ingot.model.tensor import Array
 from ingot.quantizers.choice import Asked
 from ingot.quantizers.grid import NONE, Rounded
+from ingot.quantizers.trellis import Made, Streams
 
 
-def parts_of(found: Sequence[Rounded], asked: Asked) -> Mapping[str, Array]:
+def parts_of(made: Sequence[Made], asked: Asked) -> Mapping[str, Array]:
     """Return the parts of the matrices that a tensor stacks, or of the bands of one, rounded as ``asked``."""
+    if asked.streams:
+        parts = [each.parts() for each in made if isinstance(each, Streams)]
+        return {role: np.concatenate([each[role] for each in parts]) for role in parts[0]}
+    found = [each for each in made if isinstance(each, Rounded)]
     if asked.block is not None:
         return {BLOCKS: np.concatenate([_blocks(each, asked.block) for each in found])}
     grid, codes = asked.grid, np.concatenate([each.codes for each in found])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -142,7 +143,15 @@ class _Work:
         rounded.codes[:, order] = turned.codes
 
 
-def values_of(bands: Sequence[Rounded]) -> Array:
+class Standing(Protocol):
+    """What stands for a matrix, or for some of its rows."""
+
+    def values(self) -> Array:
+        """Return them: f32 [rows, cols]."""
+        ...
+
+
+def values_of(bands: Sequence[Standing]) -> Array:
     """Return what the codes of a matrix stand for, of which each band has some rows: f32 [rows, cols]."""
     return np.concatenate([band.values() for band in bands]) if len(bands) > 1 else bands[0].values()
 

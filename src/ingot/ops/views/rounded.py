@@ -25,9 +25,9 @@ from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked, rounded_as
 from ingot.quantizers.factors import Factors, factors_of, no_factors
-from ingot.quantizers.grid import Rounded
 from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import error_under, values_of
+from ingot.quantizers.trellis import Made
 
 
 class Knowing(Protocol):
@@ -140,7 +140,7 @@ class _Work:
 
     def _rounded(self) -> Mapping[str, memoryview]:
         """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
-        asked, found = self.asked, list[Rounded]()
+        asked, found = self.asked, list[Made]()
         for name, weights in _matrices(self.tensor):
             go_on()
             factors, tokens = self._factors(name, *weights.shape)

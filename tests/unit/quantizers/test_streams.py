@@ -1,0 +1,113 @@
+"""Rounding of matrices to a trellis: each quantizer is better than the one before, descent only descends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.core import isa
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.statistics import Statistics
+from ingot.model.tensor import Tensor
+from ingot.quantizers.choice import asked, rounded_as
+from ingot.quantizers.factors import Factors, factors_of, no_factors
+from ingot.quantizers.grid import Grid, TrellisGrid
+from ingot.quantizers.parts import parts_of
+from ingot.quantizers.rounding import QUANTIZERS, error_under, round_matrix
+from ingot.quantizers.trellis import round_streams
+
+
+def factors(rows: int, cols: int, seed: int, *, fisher: bool = True) -> Factors:
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(cols, 2 * cols)).astype(np.float32)
+    outputs = random.normal(size=(rows, 4 * rows)).astype(np.float32)
+    arrays = {"w:inputs": inputs @ inputs.T, "w:in_sum2": np.square(inputs).sum(1), "w:count": np.array([9])}
+    if fisher:
+        arrays["w:outputs"] = outputs @ outputs.T
+    found = Statistics.in_memory(arrays).for_matrix("w")
+    assert found is not None
+    return factors_of(found)
+
+
+def matrix(rows: int, cols: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, cols)).astype(np.float32)
+
+
+@settings(max_examples=6)
+@given(
+    rows=st.integers(8, 40), groups=st.integers(1, 3), bits=st.integers(2, 4), fisher=st.booleans(),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_descent_only_descends(rows: int, groups: int, bits: int, fisher: bool, seed: int) -> None:
+    cols = 8 * groups
+    weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1, fisher=fisher)
+    made = {name: round_streams(weights, TrellisGrid(bits, 8), known, name) for name in ("gptq", "two-sided")}
+    errors = {name: error_under(weights, each.values(), known) for name, each in made.items()}
+    assert errors["two-sided"] <= errors["gptq"] * 1.0001
+    scales = np.concatenate(made["two-sided"].scales, 1)
+    assert (scales == scales.astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_each_quantizer_is_better_than_the_one_before_and_than_a_table(bits: int) -> None:
+    weights, known = matrix(64, 64, 1), factors(64, 64, 2)
+    grid, table = TrellisGrid(bits, 32), Grid(bits, 32, learnt=True)
+    errors = [error_under(weights, round_streams(weights, grid, known, name).values(), known) for name in QUANTIZERS]
+    assert errors[0] > errors[1] > errors[2]
+    for name, error in zip(QUANTIZERS, errors, strict=True):
+        assert error < error_under(weights, round_matrix(weights, table, known, name).values(), known)
+
+
+def test_bands_and_stacked_matrices_become_parts_that_decode_to_what_was_chosen() -> None:
+    for wanted in (asked("gptq", "trellis", {"bits": 3, "group": 4}), asked("importance", "trellis", {"group": 4})):
+        stack = [matrix(270, 8, seed) for seed in (3, 4)]
+        made = [rounded_as(wanted, weights, no_factors(8))[0] for weights in stack]
+        layout = wanted.layout((2, 270, 8), "f32")
+        tensor = Tensor.from_parts(layout, parts_of(made, wanted), (2, 270, 8))
+        assert tensor.numpy().tobytes() == np.stack([each.values() for each in made]).tobytes()
+        assert all(error_under(one, each.values(), no_factors(8)) < 0.05 for one, each in zip(stack, made, strict=True))
+
+
+def test_any_instruction_set_gives_the_same_bits() -> None:
+    weights, known, before, seen = matrix(23, 24, 5), factors(23, 24, 6), isa.isa(), set()
+    for name in isa.available_isas():
+        isa.set_isa(name)
+        found = round_streams(weights, TrellisGrid(3, 12), known)
+        seen.add(b"".join(each.tobytes() for each in (*found.windows, *found.scales)))
+    isa.set_isa(before)
+    assert len(seen) == 1
+
+
+def test_what_was_never_seen_does_no_harm() -> None:
+    known = factors(20, 8, 7)
+    known.inputs[:, 4] = known.inputs[4] = 0  # an input that was always 0
+    known.inputs[4, 4] = 0.01
+    assert known.outputs is not None
+    known.outputs[3] = known.outputs[:, 3] = 0
+    weights = matrix(20, 8, 8)
+    weights[2] = 0
+    found = round_streams(weights, TrellisGrid(2, 8), known).values()
+    assert np.isfinite(found).all()
+    assert not found[2].any()
+
+
+def test_scales_past_their_type_are_refused() -> None:
+    weights = np.full((4, 8), 1e30, np.float32)
+    with pytest.raises(CodecError) as refused:
+        round_streams(weights, TrellisGrid(4, 8), no_factors(8), "importance")
+    assert refused.value.rule == "quantizer.scale-overflow"
+    assert np.isfinite(round_streams(weights, TrellisGrid(4, 8, "f32"), no_factors(8)).values()).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"bits": 5}, {"group": "row"}, {"scales": "f8"}, {"act_order": True}, {"symmetric": True}]
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as refused:
+        asked("gptq", "trellis", options)
+    assert refused.value.rule == "quantizer.option"
+    with pytest.raises(UnsupportedError) as caught:
+        asked("gptq", "trellis", {"group": 96}).require((4, 100), "w")
+    assert caught.value.rule == "trellis.group"
