@@ -1,0 +1,223 @@
+"""Bits against quality, beside other programs: one model's matrices by every grid, KL and perplexity on prose and code.
+
+    python bench/standing.py MODEL TEXTS --llama .venv.llama/bin/python --peers .venv.peers/bin/python --json out.json
+
+TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``; ``make interop-llama peers`` make the Pythons. Matrices of
+attention and feed-forward networks are rounded, all else stays. "Bits" are those of these matrices as stored, codes,
+scales and tables; the file's are of these and of all else in 16 bits, over all weights. Our statistics are of samples
+of the model. Others get prose: what follows the part of the same text that is scored. ``tools/quality_page.py`` makes
+``spec/quality.md`` of what this writes; a row that is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from llama import library
+from quality import ASIDE, Row, blocks, integers
+from safetensors.numpy import load_file
+
+import ingot
+from ingot.adapters.evaluate import Protocol, read_windows
+from ingot.adapters.scores import Scores
+from ingot.adapters.transformers import load_model
+from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.model.statistics import Statistics
+from ingot.recipes.load import parse_recipe
+
+Matrices = Mapping[str, np.ndarray]
+Made = tuple[int, Matrices]
+WINDOWS, WINDOW, CALIBRATION = 96, 256, 96
+PEERS = Path(__file__).with_name("standing_peers.py")
+LAYERS = ("self_attn", "mlp")
+# What llama-quantize takes where 256 does not divide a matrix's columns (llama.cpp, src/llama-quant.cpp).
+INSTEAD = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_K", "Q3_K"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+LLAMA = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "IQ3_S", "IQ3_XXS",
+         "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M")  # fmt: skip
+BLIND = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "IQ3_S", "Q2_K")
+
+
+def ours(columns: set[int]) -> Iterator[Row]:
+    """Yield rows of ours for matrices of so many columns."""
+    yield Row("INT8 rows", 8, "affine", '{ bits = 8, group = "row" }')
+    for group in (each for each in (32, 64, 96, 128) if all(cols % each == 0 for cols in columns)):
+        for bits in (6, 5, 4, 3, 2):
+            yield Row(f"INT{bits} g{group}", bits, "affine", integers(bits, group, ', quantizer = "mse"'))
+            yield Row(f"INT{bits} g{group}", bits, "affine", integers(bits, group), "two-sided")
+        for bits in (4, 3, 2):
+            yield Row(f"INT{bits} g{group} with zeros", bits, "affine", integers(bits, group, ASIDE), "two-sided")
+            yield Row(f"table of {bits} bits, g{group}", bits, "scaled_codebook", integers(bits, group), "two-sided")
+    for kind in ("q8_0", "q4_1", "q4_0", "iq4_nl"):
+        yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind))
+        yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind), "two-sided")
+    for kind in ("q6_k", "q5_k", "q4_k", "iq4_xs", "q3_k", "q2_k"):
+        for quantizer in ("", "two-sided"):
+            yield Row(kind.upper(), 0, "ggml_blocks", blocks(INSTEAD[kind.upper()].lower()), quantizer, kind)
+
+
+class Bench:
+    """A model in memory whose matrices are changed in place, and what it says unchanged of each text."""
+
+    def __init__(self, model: Path, texts: Mapping[str, Path]) -> None:
+        self.path = model
+        self.model = load_model(model, dtype="f32", keep_packed=False)
+        named = dict(self.model.named_parameters())
+        self.slots = {name: each for name, each in named.items() if each.ndim == 2 and any(s in name for s in LAYERS)}
+        self.matrices = {name: each.detach().numpy().copy() for name, each in self.slots.items()}
+        self.rest = sum(each.numel() for each in named.values()) - sum(w.size for w in self.matrices.values())
+        self.weights = self.rest + sum(w.size for w in self.matrices.values())
+        protocol, tokenizer = Protocol(window=WINDOW, sequences=WINDOWS), load_tokenizer(model)
+        self.windows = {kind: read_windows(tokenizer, text, protocol) for kind, text in texts.items()}
+        self.wanted = {kind: [self._logits(window) for window in some] for kind, some in self.windows.items()}
+
+    def _logits(self, window: Any) -> Any:
+        with torch.inference_mode():
+            return self.model(input_ids=window[None], use_cache=False).logits[0, :-1].float()
+
+    def row(self, name: str, who: str, made: Made) -> dict[str, Any]:
+        """Return a row's figures; the model has its own weights again."""
+        nbytes, matrices = made
+        weights = sum(each.size for each in self.matrices.values())
+        row: dict[str, Any] = {"name": name, "by": who, "bits": 8 * nbytes / weights}
+        row["file bits"] = 8 * (nbytes + 2 * self.rest) / self.weights
+        try:
+            self._put(matrices)
+            for kind, windows in self.windows.items():
+                scores = Scores(compared=True)
+                for window, wanted in zip(windows, self.wanted[kind], strict=True):
+                    scores.add(self._logits(window), window[1:], wanted)
+                row[kind] = scores.figures()
+        finally:
+            self._put(self.matrices)
+        return row
+
+    def _put(self, matrices: Matrices) -> None:
+        if matrices.keys() != self.matrices.keys():
+            raise SystemExit(f"expected all matrices of the layers, found {len(matrices)} of {len(self.matrices)}")
+        with torch.no_grad():
+            for name, values in matrices.items():
+                self.slots[name].copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
+
+
+def by_us(bench: Bench, row: Row, statistics: Path, folder: Path) -> Made:
+    more = {"calibration": statistics} if row.quantizer else {}
+    recipe = parse_recipe(row.recipe(), where="bench/standing.py")
+    ingot.convert(bench.path, folder / "ours.zt", recipe, overwrite=True, **more)
+    with ingot.open(folder / "ours.zt") as found:
+        mine = {name: found[name] for name in bench.matrices}
+        nbytes = sum(part.nbytes for tensor in mine.values() for part in tensor.parts.values())
+        return nbytes, {name: tensor.numpy("f32") for name, tensor in mine.items()}
+
+
+def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.ndarray] | None) -> Made:
+    """By ``ggml_quantize_chunk``, which llama.cpp's own quantizer calls, and read back by gguf-py."""
+    total, found = 0, {}
+    for name, weights in bench.matrices.items():
+        rows, cols = weights.shape
+        taken = GGMLQuantizationType[
+            kind if cols % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0 else INSTEAD[kind]
+        ]
+        elements, size = GGML_QUANT_SIZES[taken]
+        out = np.empty((rows, cols // elements * size), np.uint8)
+        diagonal = None if importance is None else np.ascontiguousarray(importance[name], np.float32)
+        llama.ggml_quantize_chunk(
+            int(taken), weights.ctypes.data, out.ctypes.data, 0, rows, cols,
+            None if diagonal is None else diagonal.ctypes.data,
+        )  # fmt: skip
+        total += out.nbytes
+        found[name] = quants.dequantize(out, taken).reshape(rows, cols)
+    return total, found
+
+
+def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Made:
+    """By another package in a Python of its own."""
+    out = folder / "peer.safetensors"
+    asked = [python, str(PEERS), kind, str(bench.path), str(folder), str(out)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{kind}: {done.stderr[-2000:]}")
+    return int(done.stdout.splitlines()[-1]), load_file(out)
+
+
+def calibration_text(model: Path, text: Path, folder: Path) -> Path:
+    """Write what follows the windows that are scored, and its tokens for other programs."""
+    content, tokenizer = text.read_text("utf-8"), load_tokenizer(model)
+    offsets = tokenizer(content, add_special_tokens=False, verbose=False, return_offsets_mapping=True)["offset_mapping"]
+    first = offsets[WINDOWS * WINDOW][0]
+    (folder / "calibration.txt").write_text(content[first:], "utf-8")
+    windows = read_windows(tokenizer, folder / "calibration.txt", Protocol(window=WINDOW, sequences=CALIBRATION))
+    np.save(folder / "calibration.npy", windows.numpy())
+    return folder / "calibration.txt"
+
+
+def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Callable[[], Made]]]:
+    """Yield every row: its name, whose it is, and what makes it."""
+    prose = calibration_text(given.model, given.texts / "heldout_prose.txt", folder)
+    samples = given.statistics
+    if samples is None:
+        samples = folder / "samples.safetensors"
+        ingot.calibrate(given.model, samples)
+    for row in ours({each.shape[1] for each in bench.matrices.values()}):
+        label = f"{row.label}, {row.quantizer}" if row.quantizer else row.label
+        yield label, "Ingot", partial(by_us, bench, row, samples, folder)
+    if given.llama:
+        ingot.calibrate(given.model, folder / "prose.safetensors", text=prose, fisher=False)
+        with Statistics.open(folder / "prose.safetensors") as statistics:
+            importance = {name: statistics.for_matrix(name).diagonal for name in bench.matrices}
+        llama = library(given.llama)
+        for kind in BLIND:
+            yield kind, "llama.cpp", partial(by_llama, bench, llama, kind, None)
+        for kind in LLAMA:
+            yield f"{kind} imatrix", "llama.cpp", partial(by_llama, bench, llama, kind, importance)
+    if given.peers:
+        listed = subprocess.run(
+            [given.peers, str(PEERS), "list", str(given.model)], capture_output=True, text=True, check=True
+        )
+        for kind in listed.stdout.splitlines():
+            yield kind, kind.split()[0], partial(by_peer, bench, given.peers, folder, kind)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--llama", help="a Python that has llama_cpp")
+    parser.add_argument("--peers", help="a Python that has hqq, bitsandbytes, gptqmodel, MLX")
+    parser.add_argument("--statistics", type=Path, help="of the model's samples, if they were taken")
+    parser.add_argument("--json", type=Path, required=True, help="where figures are kept; rows that it has stay")
+    given = parser.parse_args(arguments)
+    texts = {kind: given.texts / f"heldout_{kind}.txt" for kind in ("prose", "code")}
+    bench = Bench(given.model, texts)
+    figures: dict[str, Any] = json.loads(given.json.read_text("utf-8")) if given.json.exists() else {"rows": []}
+    figures["weights"], figures["rounded"] = bench.weights, bench.weights - bench.rest
+    have = {(row["by"], row["name"]) for row in figures["rows"]}
+    with tempfile.TemporaryDirectory() as name:
+        for label, who, make in rows_of(bench, given, Path(name)):
+            if (who, label) in have:
+                continue
+            row = bench.row(label, who, make())
+            print(
+                f"{who:12} {label:40} {row['bits']:6.3f} {row['prose']['kl']:9.5f} {row['code']['kl']:9.5f}", flush=True
+            )
+            figures["rows"].append(row)
+            given.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

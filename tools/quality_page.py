@@ -1,0 +1,189 @@
+"""Render ``spec/quality.md`` and its plots from the figures that ``bench/standing.py`` took.
+
+    python tools/quality_page.py
+
+Figures are in ``bench/quality_base.json`` and, of the wider model, ``bench/quality_wide.json``, which are committed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "spec" / "quality.md"
+TEXTS = ("prose", "code")
+# What a size may differ by and still count as "no more bits".
+ABOUT = 0.02
+SIZES = (4.25, 3.25, 2.25)
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 24, 66, 56
+X_TICKS = (2, 3, 4, 5, 6, 8)
+Y_TICKS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+COLOURS = {
+    "Ingot": "#2f7ed8",
+    "llama.cpp": "#d9822b",
+    "hqq": "#7a9a2e",
+    "gptqmodel": "#b0508f",
+    "mlx": "#8d6cd1",
+    "bitsandbytes": "#c0504d",
+}
+STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #6b7280; }
+.title { font-size: 15px; font-weight: 600; }
+.grid { stroke: #9ca3af; stroke-opacity: 0.3; }
+.best { fill: none; stroke: #2f7ed8; stroke-opacity: 0.45; stroke-width: 1.5; }
+@media (prefers-color-scheme: dark) { text { fill: #c3c9d2; } }
+@media (prefers-color-scheme: light) { text { fill: #374151; } }
+"""
+
+Row = Mapping[str, Any]
+
+
+def svg(title: str, rows: Sequence[Row], text: str) -> str:
+    """Return a plot of KL against bits, both axes logarithmic; a mark's name is its tooltip."""
+    marks = sorted(rows, key=lambda row: (row["bits"], row[text]["kl"]))
+    line = " ".join(f"{_x(row['bits']):.1f},{_y(row[text]['kl']):.1f}" for row in best(marks, text, "Ingot"))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="40">Lower and further left is better. The line joins the best of Ingot.</text>',
+        *_axes(),
+        f'<polyline class="best" points="{line}"/>',
+        *(_mark(row, text) for row in marks),
+        *_legend({row["by"] for row in rows}),
+        "</svg>",
+    ]
+    return "\n".join([*parts, ""])
+
+
+def _x(bits: float) -> float:
+    low, high = math.log(1.6), math.log(9.2)
+    return LEFT + (math.log(bits) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(kl: float) -> float:
+    low, high = math.log(Y_TICKS[0] / 2), math.log(Y_TICKS[-1])
+    inside = min(max(math.log(max(kl, 1e-9)), low), high)
+    return HEIGHT - BOTTOM - (inside - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _axes() -> Iterator[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    for tick in X_TICKS:
+        x = f"{_x(tick):.1f}"
+        yield f'<line class="grid" x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}"/>'
+        yield f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>'
+    for tick in Y_TICKS:
+        y = _y(tick)
+        yield f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
+    middle = (LEFT + right) / 2
+    yield f'<text x="{middle}" y="{HEIGHT - 16}" text-anchor="middle">bits per weight of the matrices as stored</text>'
+
+
+def _mark(row: Row, text: str) -> str:
+    x, y, colour = _x(row["bits"]), _y(row[text]["kl"]), COLOURS[row["by"]]
+    name = f"<title>{escape(row['by'])} {escape(row['name'])}: {row['bits']:.2f} bits, {row[text]['kl']:.5f}</title>"
+    if row["by"] == "Ingot":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}">{name}</circle>'
+    return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}">{name}</rect>'
+
+
+def _legend(programs: set[str]) -> Iterator[str]:
+    x = float(LEFT)
+    for program in (name for name in COLOURS if name in programs):
+        shape = (
+            f'<circle cx="{x + 5}" cy="53" r="4.5"'
+            if program == "Ingot"
+            else f'<rect x="{x}" y="49" width="8" height="8"'
+        )
+        yield f'{shape} fill="{COLOURS[program]}"/><text x="{x + 14}" y="57">{program}</text>'
+        x += 34 + 7 * len(program)
+
+
+def best(marks: Sequence[Row], text: str, by: str) -> list[Row]:
+    """Return, of rows sorted by bits, those of a program that none of its smaller ones is as good as."""
+    found: list[Row] = []
+    for row in marks:
+        if row["by"] == by and (not found or row[text]["kl"] < found[-1][text]["kl"]):
+            found.append(row)
+    return found
+
+
+def standing(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield, for each size, our best row and the best of all others of as many bits or fewer."""
+    yield "| bits | text | Ingot's best | KL | the best other | KL |"
+    yield "| ---: | --- | --- | ---: | --- | ---: |"
+    for size in SIZES:
+        for text in TEXTS:
+            cells = []
+            for mine in (True, False):
+                fit = [row for row in rows if row["bits"] <= size + ABOUT and (row["by"] == "Ingot") is mine]
+                chosen = min(fit, key=lambda row: row[text]["kl"], default=None)
+                cells += ["none", ""] if chosen is None else [_called(chosen), f"{chosen[text]['kl']:.5f}"]
+            yield f"| {size:g} | {text} | {' | '.join(cells)} |"
+
+
+def _called(row: Row) -> str:
+    name = row["name"] if row["by"] == "Ingot" or row["name"].startswith(row["by"]) else f"{row['by']} {row['name']}"
+    return f"{name} ({row['bits']:.2f})"
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows by size."""
+    yield "| by | grid | bits | file | KL prose | KL code | perplexity prose | code | same next token |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for row in sorted(rows, key=lambda row: (-row["bits"], row["prose"]["kl"])):
+        prose, code = row["prose"], row["code"]
+        sizes = f"{row['bits']:.3f} | {row['file bits']:.3f}"
+        figures = f"{prose['kl']:.5f} | {code['kl']:.5f} | {prose['perplexity']:.3f} | {code['perplexity']:.2f}"
+        yield f"| {row['by']} | {row['name']} | {sizes} | {figures} | {100 * prose['agreement']:.1f} % |"
+
+
+def section(key: str, title: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a model's part of the page, and write its plot."""
+    rows = figures["rows"]
+    plot = PAGE.with_name(f"quality-{key}.svg")
+    plot.write_text(svg(f"KL on prose against bits: {title}", rows, "prose"), "utf-8")
+    prose, code = (rows[0][text]["reference_perplexity"] for text in TEXTS)
+    yield f"## {title}"
+    yield ""
+    yield f"{figures['weights']:,} weights, {figures['rounded']:,} of them in the matrices that are rounded. As it is,"
+    yield f"its perplexity is {prose:.3f} on prose and {code:.2f} on code."
+    yield ""
+    yield f"![KL on prose against bits per weight]({plot.name})"
+    yield ""
+    yield from standing(rows)
+    yield ""
+    yield from table(rows)
+    yield ""
+    if figures.get("notes"):
+        yield from [*figures["notes"], ""]
+
+
+def render() -> str:
+    """Return the page."""
+    lines = [(ROOT / "tools" / "quality_page.md").read_text("utf-8").rstrip(), ""]
+    for key, title in (("base", "The base model"), ("wide", "The wider model")):
+        path = ROOT / "bench" / f"quality_{key}.json"
+        if path.exists():
+            lines += section(key, title, json.loads(path.read_text("utf-8")))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(render(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
