@@ -148,7 +148,7 @@ def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.nd
 def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Made:
     """By another package in a Python of its own."""
     out = folder / "peer.safetensors"
-    asked = [python, str(PEERS), kind, str(bench.path), str(folder), str(out)]
+    asked = [python, "-P", str(PEERS), kind, str(bench.path), str(folder), str(out)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{kind}: {done.stderr[-2000:]}")
@@ -187,7 +187,7 @@ def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[t
             yield f"{kind} imatrix", "llama.cpp", partial(by_llama, bench, llama, kind, importance)
     if given.peers:
         listed = subprocess.run(
-            [given.peers, str(PEERS), "list", str(given.model)], capture_output=True, text=True, check=True
+            [given.peers, "-P", str(PEERS), "list", str(given.model)], capture_output=True, text=True, check=True
         )
         for kind in listed.stdout.splitlines():
             yield kind, kind.split()[0], partial(by_peer, bench, given.peers, folder, kind)

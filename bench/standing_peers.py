@@ -8,6 +8,7 @@ FOLDER has ``calibration.npy``, i64 [windows, tokens]; packages that want data g
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ def hqq(bits: int, group: int, model: Path, folder: Path) -> Made:
         )
         meta["scale"], meta["zero"] = meta["scale"].half().float(), meta["zero"].half().float()
         values = Quantizer.dequantize(packed, meta).reshape(weights.shape)
-        return weights.numel() * bits // 8 + 2 * (meta["scale"].numel() + meta["zero"].numel()), values
+        return packed.numel() * packed.element_size() + 2 * (meta["scale"].numel() + meta["zero"].numel()), values
 
     return each(model, one)
 
@@ -72,6 +73,7 @@ def mlx(bits: int, group: int, model: Path, folder: Path) -> Made:
 
 def gptqmodel(bits: int, group: int, model: Path, folder: Path) -> Made:
     """The whole package, from the model's folder to a folder of its own, whose words are read by its own formula."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # it wants two, and takes half of the processors
     from gptqmodel import GPTQModel, QuantizeConfig
 
     windows = np.load(folder / "calibration.npy")
