@@ -63,6 +63,7 @@ def ours(columns: set[int]) -> Iterator[Row]:
         for bits in (4, 3, 2):
             yield Row(f"INT{bits} g{group} with zeros", bits, "affine", integers(bits, group, ASIDE), "two-sided")
             yield Row(f"table of {bits} bits, g{group}", bits, "scaled_codebook", integers(bits, group), "two-sided")
+            yield Row(f"trellis of {bits} bits, g{group}", bits, "trellis", integers(bits, group), "two-sided")
     for kind in ("q8_0", "q4_1", "q4_0", "iq4_nl"):
         yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind))
         yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind), "two-sided")
@@ -72,16 +73,16 @@ def ours(columns: set[int]) -> Iterator[Row]:
 
 
 class Bench:
-    """A model in memory whose matrices are changed in place, and what it says unchanged of each text."""
+    """A model in memory whose weights are changed in place, and what it says unchanged of each text."""
 
     def __init__(self, model: Path, texts: Mapping[str, Path]) -> None:
         self.path = model
         self.model = load_model(model, dtype="f32", keep_packed=False)
         named = dict(self.model.named_parameters())
-        self.slots = {name: each for name, each in named.items() if each.ndim == 2 and any(s in name for s in LAYERS)}
-        self.matrices = {name: each.detach().numpy().copy() for name, each in self.slots.items()}
-        self.rest = sum(each.numel() for each in named.values()) - sum(w.size for w in self.matrices.values())
-        self.weights = self.rest + sum(w.size for w in self.matrices.values())
+        self.slots, self.all = named, {name: each.detach().numpy().copy() for name, each in named.items()}
+        self.matrices = {n: w for n, w in self.all.items() if w.ndim == 2 and any(part in n for part in LAYERS)}
+        self.weights = sum(each.size for each in self.all.values())
+        self.rest = self.weights - sum(each.size for each in self.matrices.values())
         protocol, tokenizer = Protocol(window=WINDOW, sequences=WINDOWS), load_tokenizer(model)
         self.windows = {kind: read_windows(tokenizer, text, protocol) for kind, text in texts.items()}
         self.wanted = {kind: [self._logits(window) for window in some] for kind, some in self.windows.items()}
@@ -104,12 +105,12 @@ class Bench:
                     scores.add(self._logits(window), window[1:], wanted)
                 row[kind] = scores.figures()
         finally:
-            self._put(self.matrices)
+            self._put(self.all)
         return row
 
     def _put(self, matrices: Matrices) -> None:
-        if matrices.keys() != self.matrices.keys():
-            raise SystemExit(f"expected all matrices of the layers, found {len(matrices)} of {len(self.matrices)}")
+        if missing := self.matrices.keys() - matrices.keys():
+            raise SystemExit(f"expected all matrices of the layers, found none for {sorted(missing)[:3]}")
         with torch.no_grad():
             for name, values in matrices.items():
                 self.slots[name].copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
@@ -120,9 +121,8 @@ def by_us(bench: Bench, row: Row, statistics: Path, folder: Path) -> Made:
     recipe = parse_recipe(row.recipe(), where="bench/standing.py")
     ingot.convert(bench.path, folder / "ours.zt", recipe, overwrite=True, **more)
     with ingot.open(folder / "ours.zt") as found:
-        mine = {name: found[name] for name in bench.matrices}
-        nbytes = sum(part.nbytes for tensor in mine.values() for part in tensor.parts.values())
-        return nbytes, {name: tensor.numpy("f32") for name, tensor in mine.items()}
+        nbytes = sum(part.nbytes for name in bench.matrices for part in found[name].parts.values())
+        return nbytes, {name: found[name].numpy("f32") for name in bench.all}
 
 
 def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.ndarray] | None) -> Made:
