@@ -44,6 +44,35 @@ text { font: 12px system-ui, sans-serif; fill: #6b7280; }
 
 Row = Mapping[str, Any]
 
+INTRODUCTION = """\
+# Bits against quality
+
+Rendered by `tools/quality_page.py` from figures of `bench/standing.py`:
+
+```sh
+make interop-llama peers
+python bench/standing.py ../shared/models/base ../shared/models --llama .venv.llama/bin/python \\
+    --peers .venv.peers/bin/python --json bench/quality_base.json
+```
+
+One model's matrices of attention and feed-forward networks are rounded, all else stays as it is. KL is in nats a token,
+KL(the model || the rounded one), mean over 96 windows of 256 tokens of each text, in f32; perplexity is of the same
+windows. **Bits** are those of the rounded matrices as stored: codes, scales, zero points and tables, eight times their
+bytes over their weights. **File** counts these bytes and all else in 16 bits, over all weights.
+
+- **Ingot**: grids as their pages have them. Without another word by least squared error; `two-sided` by statistics of
+  96 samples of the model itself ([quantizers.md](quantizers.md)): no text.
+- **llama.cpp**: its own quantizer (`ggml_quantize_chunk`, llama-cpp-python 0.3.36), read back by gguf-py; `imatrix` is of
+  96 windows of prose that follow those that are scored. Where 256 does not divide a matrix's columns it has the type
+  that llama-quantize takes instead, and the bits are the mixture's; so with our K-quants here.
+- **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose.
+- **hqq** 0.2.8.post1, its own search; scales and zeros in f16, codes as it packs them.
+- **mlx** 0.32.4, affine, scales and offsets in f16.
+- **bitsandbytes** 0.50.2, blocks of 64; `double` rounds the scales too.
+
+"As many bits or fewer" allows 0.02 bits. A mark's tooltip names its row.
+"""
+
 
 def svg(title: str, rows: Sequence[Row], text: str) -> str:
     """Return a plot of KL against bits, both axes logarithmic; a mark's name is its tooltip."""
@@ -171,7 +200,7 @@ def section(key: str, title: str, figures: Mapping[str, Any]) -> Iterator[str]:
 
 def render() -> str:
     """Return the page."""
-    lines = [(ROOT / "tools" / "quality_page.md").read_text("utf-8").rstrip(), ""]
+    lines = [INTRODUCTION]
     for key, title in (("base", "The base model"), ("wide", "The wider model")):
         path = ROOT / "bench" / f"quality_{key}.json"
         if path.exists():
