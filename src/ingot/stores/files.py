@@ -163,7 +163,8 @@ class PreadSource:
             follows, self._end = 0 <= offset - self._end <= SMALL, offset + size
             if follows and size <= self.size - offset:
                 data = memoryview(bytearray(min(WINDOW, self.size - offset)))
-                read_all(self._ready(offset, data.nbytes).descriptor, offset, data, self.name)
+                handle = self._ready(offset, data.nbytes)  # held: else another thread may close the file
+                read_all(handle.descriptor, offset, data, self.name)
                 self._ahead = Ahead(offset, data)
                 self._ahead.give(offset, out)
                 return
@@ -178,13 +179,13 @@ class PreadSource:
         if self._key is None:
             return False
         try:
-            descriptor = self._handle().descriptor
+            handle = self._handle()  # held for as long as its number is used
         except IngotError as error:
             if error.rule in ("store.changed", "store.missing", "store.not-a-file"):
                 return True
             raise
-        now = stamp_of(descriptor)
-        if os.fstat(descriptor).st_nlink != self._links:  # a name came or went, which sets ctime
+        now = stamp_of(handle.descriptor)
+        if os.fstat(handle.descriptor).st_nlink != self._links:  # a name came or went, which sets ctime
             now = now._replace(ctime_ns=self.stamp.ctime_ns)
         return now != self.stamp
 

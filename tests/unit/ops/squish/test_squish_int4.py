@@ -212,7 +212,7 @@ KILLED_AT_THE_THIRD = """
 import os, signal
 from ingot.engine.journal import Journal
 note, done = Journal.append, []
-def append(self, record):
+def append(self, record, nbytes):
     note(self, record)
     done.append(record)
     if len(done) == 3:

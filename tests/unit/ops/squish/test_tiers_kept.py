@@ -109,7 +109,7 @@ import os, signal, sys
 from ingot.engine.journal import Journal
 from ingot.ops.squish.build import build
 note, done = Journal.append, []
-def append(self, record):
+def append(self, record, nbytes):
     note(self, record)
     done.append(record)
     if len(done) == 3:
@@ -124,9 +124,10 @@ def test_a_killed_build_goes_on_where_it_stopped(squish, tier, tmp_path, monkeyp
     killed = subprocess.run([sys.executable, "-c", KILLED, str(squish), tier], check=False)
     assert killed.returncode == -signal.SIGKILL
     written, note = [], Journal.append
-    monkeypatch.setattr(Journal, "append", lambda self, record: (written.append(record), note(self, record))[1])
+    monkeypatch.setattr(Journal, "append", lambda self, record, nbytes: (written.append(record), note(self, record))[1])
     report = build(squish, tier)
-    assert len(written) == len(NAMES) - 3
+    # Small pieces wait in memory for others: the last tensor that was noted may not be in the file.
+    assert len(NAMES) - 3 <= len(written) <= len(NAMES) - 2
     assert not [path for path in squish.iterdir() if path.name.endswith(".ingot-partial")]
     first = {path.name: path.read_bytes() for path in squish.rglob("*.safetensors")}
     assert build(squish, tier, force=True).built
