@@ -48,18 +48,6 @@ def hqq(bits: int, group: int, model: Path, folder: Path) -> Made:
     return each(model, one)
 
 
-def bitsandbytes(kind: str, nested: bool, model: Path, folder: Path) -> Made:
-    from bitsandbytes import functional
-
-    def one(weights: torch.Tensor) -> tuple[int, torch.Tensor]:
-        packed, state = functional.quantize_4bit(weights, blocksize=64, quant_type=kind, compress_statistics=nested)
-        values = functional.dequantize_4bit(packed, state).reshape(weights.shape)
-        scales = [state.absmax, *((state.state2.absmax,) if nested else ())]
-        return packed.numel() + sum(part.numel() * part.element_size() for part in scales), values
-
-    return each(model, one)
-
-
 def mlx(bits: int, group: int, model: Path, folder: Path) -> Made:
     import mlx.core as mx
 
@@ -109,8 +97,6 @@ ROWS: Mapping[str, tuple[int, Callable[[Path, Path], Made]]] = {
         f"hqq {bits} bits g{group}": (group, lambda m, f, b=bits, g=group: hqq(b, g, m, f))
         for bits, group in ((4, 32), (4, 64), (3, 32), (3, 64), (2, 32), (2, 64))
     },
-    "bitsandbytes nf4": (0, lambda m, f: bitsandbytes("nf4", False, m, f)),
-    "bitsandbytes nf4, double": (0, lambda m, f: bitsandbytes("nf4", True, m, f)),
     **{
         f"mlx {bits} bits g{group}": (group, lambda m, f, b=bits, g=group: mlx(b, g, m, f))
         for bits, group in ((8, 32), (6, 32), (4, 32), (4, 64), (3, 32), (3, 64), (2, 32), (2, 64))
