@@ -64,7 +64,7 @@ bytes over their weights. **File** counts these bytes and all else in 16 bits, o
 - **llama.cpp**: its own quantizer (`ggml_quantize_chunk`, llama-cpp-python 0.3.36), read back by gguf-py; `imatrix` is
   of 96 windows of prose that follow those that are scored. Where 256 does not divide a matrix's columns it has the type
   that llama-quantize takes instead, and the bits are the mixture's; so with our K-quants here.
-- **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose.
+- **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose; its bits leave out `g_idx`.
 - **hqq** 0.2.8.post1, its own search; scales and zeros in f16, codes as it packs them.
 - **mlx** 0.32.4, affine, scales and offsets in f16.
 
