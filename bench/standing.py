@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--llama", help="a Python that has llama_cpp")
-    parser.add_argument("--peers", help="a Python that has hqq, gptqmodel and MLX")
+    parser.add_argument("--peers", help="a Python that has hqq, gptqmodel, bitsandbytes and MLX")
     parser.add_argument("--statistics", type=Path, help="of the model's samples, if they were taken")
     parser.add_argument("--json", type=Path, required=True, help="where figures are kept; rows that it has stay")
     given = parser.parse_args(arguments)

@@ -59,6 +59,25 @@ def mlx(bits: int, group: int, model: Path, folder: Path) -> Made:
     return each(model, one)
 
 
+def bitsandbytes(group: int, double: bool, model: Path, folder: Path) -> Made:
+    """NF4, scales in f32 or in 8 bits of their own.
+
+    Given and decoded as rows of one block: its AVX-512 code for CPUs (0.50.2) counts blocks from each row's begin,
+    where its encoder counts over the whole tensor, so that 288 columns in blocks of 64 come back wrong.
+    """
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    def one(weights: torch.Tensor) -> tuple[int, torch.Tensor]:
+        codes, state = quantize_4bit(
+            weights.reshape(-1, group), blocksize=group, quant_type="nf4", compress_statistics=double
+        )
+        scales = [state.absmax] if state.state2 is None else [state.absmax, state.state2.absmax]
+        values = dequantize_4bit(codes, state).reshape(weights.shape)
+        return sum(part.numel() * part.element_size() for part in (codes, *scales)), values
+
+    return each(model, one)
+
+
 def gptqmodel(bits: int, group: int, model: Path, folder: Path) -> Made:
     """The whole package, from the model's folder to a folder of its own, whose words are read by its own formula."""
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # it wants two, and takes half of the processors
@@ -100,6 +119,10 @@ ROWS: Mapping[str, tuple[int, Callable[[Path, Path], Made]]] = {
     **{
         f"mlx {bits} bits g{group}": (group, lambda m, f, b=bits, g=group: mlx(b, g, m, f))
         for bits, group in ((8, 32), (6, 32), (4, 32), (4, 64), (3, 32), (3, 64), (2, 32), (2, 64))
+    },
+    **{
+        f"bitsandbytes NF4 g{group}{', double' * double}": (0, lambda m, f, g=group, d=double: bitsandbytes(g, d, m, f))
+        for group, double in ((32, False), (64, False), (64, True))
     },
     **{
         f"gptqmodel {bits} bits g{group}": (group, lambda m, f, b=bits, g=group: gptqmodel(b, g, m, f))

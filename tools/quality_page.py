@@ -31,6 +31,7 @@ COLOURS = {
     "hqq": "#7a9a2e",
     "gptqmodel": "#b0508f",
     "mlx": "#8d6cd1",
+    "bitsandbytes": "#2a9d8f",
 }
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #6b7280; }
@@ -67,9 +68,12 @@ bytes over their weights. **File** counts these bytes and all else in 16 bits, o
 - **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose; its bits leave out `g_idx`.
 - **hqq** 0.2.8.post1, its own search; scales and zeros in f16, codes as it packs them.
 - **mlx** 0.32.4, affine, scales and offsets in f16.
+- **bitsandbytes** 0.50.2, NF4, scales in f32, "double" in 8 bits. Its blocks go over the whole tensor; what decodes
+  them on a CPU with AVX-512 counts them anew in each row, which gives other weights where a row is no whole number of
+  blocks (288 columns in blocks of 64). The rows here hand it each block as a row.
 
 "As many bits or fewer" allows 0.02 bits. A mark's tooltip names its row. Not here yet: the wider model (`make wide`),
-whose columns 256 divides, which here 36 of 42 matrices lack; bitsandbytes; trellises in groups of 96; what is folded;
+whose columns 256 divides, which here 36 of 42 matrices lack; trellises in groups of 96; what is folded;
 budgets.
 """
 
