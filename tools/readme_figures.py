@@ -3,12 +3,14 @@
     python tools/readme_figures.py     computes the sizes anew; writes table, picture and bench/published.json
 
 Sizes are those that ``ingot convert --dry-run`` states for a checkpoint of Llama-3-8B's shapes, which is all header:
-its file has no data. Qualities and bits are those of ``spec/recipes.md``, times those of ``spec/loading.md``.
+its file has no data. Qualities and bits are those of ``spec/recipes.md`` and, in the picture, of
+``bench/quality_base.json``; times those of ``spec/loading.md``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import sys
@@ -18,6 +20,7 @@ from math import prod
 from pathlib import Path
 
 from delta_plot import STYLE
+from quality_page import COLOURS, Row, best
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = Path("docs", "quality-and-speed.svg")
@@ -27,11 +30,12 @@ PRESETS = (
     ("bf16", "zt", "no change"),
     ("lossless", "zt", "bit for bit, smaller"),
     ("int8", "zt", "no loss that our figures show"),
-    ("int4", "zt", "to compute from packed"),
-    ("int3", "zt", "small"),
-    ("int2", "zt", "smallest"),
-    ("q4_k", "gguf", "llama.cpp"),
-    ("q4_0", "gguf", "llama.cpp"),
+    ("int4", "zt", "without calibration"),
+    ("int4-calibrated", "zt", "the same size, a third of the loss"),
+    ("int3-calibrated", "zt", "small"),
+    ("int2-calibrated", "zt", "smallest"),
+    ("q4_k-calibrated", "gguf", "llama.cpp"),
+    ("q4_0-calibrated", "gguf", "llama.cpp"),
     ("mlx-4bit", "mlx", "mlx_lm"),
 )
 _MEASURED = {"lossless": 10.6, "mlx-4bit": 4.5}  # bits of a weight where the plan depends on values
@@ -113,42 +117,49 @@ def _rows(text: str) -> dict[str, list[str]]:
 
 
 def picture(root: Path) -> str:
-    """Draw perplexity against bits, and tokens a second by how the weights are kept."""
-    recipes = _rows((root / "spec" / "recipes.md").read_text("utf-8"))
+    """Draw KL against bits beside other programs, and tokens a second by how the weights are kept."""
+    rows = json.loads((root / "bench" / "quality_base.json").read_text("utf-8"))["rows"]
     times = _rows((root / "spec" / "loading.md").read_text("utf-8"))
-    marks = []
-    for name in ("bf16", "lossless", "int8", "int4", "int3", "int2"):
-        row = recipes[f"`{name}`"]
-        marks.append((float(row[1]), float(row[3]), name))
     bars = [(label, 1 / float(times[way][2])) for label, way in WAYS]
     head = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 300" role="img">',
-        "<title>Quality against size, and speed of packed weights</title>",
+        "<title>Loss against size beside other programs, and speed of packed weights</title>",
         f"<style>{STYLE}</style>",
     ]
-    return "\n".join([*head, *_scatter(marks), *_bars(bars), "</svg>", ""])
+    return "\n".join([*head, *_curves(rows), *_bars(bars), "</svg>", ""])
 
 
-def _scatter(marks: list[tuple[float, float, str]]) -> list[str]:
-    def x(bits: float) -> float:
-        return 60 + (bits - 2) / 15 * 350
+def _x(bits: float) -> float:
+    return 60 + math.log2(bits / 2) / math.log2(9 / 2) * 350
 
-    def y(value: float) -> float:
-        return 250 - (value - 26) / 2 * 180
 
+def _y(kl: float) -> float:
+    return 70 + math.log10(1 / kl) / 5 * 180
+
+
+def _curves(rows: list[Row]) -> list[str]:
+    """Draw, of each program, the rows that none of its smaller ones is as good as."""
     parts = [
-        '<text class="title" x="14" y="20">Perplexity by bits of a quantized weight</text>',
-        '<text x="14" y="38">a Llama of 7.7 M; lower and further left is better</text>',
+        '<text class="title" x="14" y="20">KL divergence by bits of a quantized weight</text>',
+        '<text x="14" y="38">a Llama of 7.7 M, prose; lower and further left is better</text>',
     ]
-    for tick in (26, 26.5, 27, 27.5, 28):
-        parts.append(f'<line class="grid" x1="60" y1="{y(tick):.0f}" x2="410" y2="{y(tick):.0f}"/>')
-        parts.append(f'<text x="52" y="{y(tick) + 4:.0f}" text-anchor="end">{tick:g}</text>')
-    parts += [f'<text x="{x(tick):.0f}" y="270" text-anchor="middle">{tick}</text>' for tick in (2, 4, 8, 12, 16)]
-    line = " ".join(f"{x(bits):.1f},{y(value):.1f}" for bits, value, _ in sorted(marks))
-    parts.append(f'<polyline class="line" points="{line}"/>')
-    for bits, value, name in marks:
-        parts.append(f'<circle class="ours" cx="{x(bits):.1f}" cy="{y(value):.1f}" r="5"/>')
-        parts.append(f'<text x="{x(bits) + 8:.1f}" y="{y(value) - 6:.1f}">{escape(name)}</text>')
+    for power in range(6):
+        y, label = _y(10.0**-power), f"{10.0**-power:g}" if power < 4 else f"1e-{power}"
+        parts.append(f'<line class="grid" x1="60" y1="{y:.0f}" x2="410" y2="{y:.0f}"/>')
+        parts.append(f'<text x="52" y="{y + 4:.0f}" text-anchor="end">{label}</text>')
+    parts += [f'<text x="{_x(tick):.0f}" y="270" text-anchor="middle">{tick}</text>' for tick in (2, 3, 4, 5, 6, 8)]
+    marks = sorted(rows, key=lambda row: (row["bits"], row["prose"]["kl"]))
+    place = 60
+    for program in reversed(COLOURS):  # ours on top
+        colour, own = COLOURS[program], best(marks, "prose", program)
+        points = [(_x(row["bits"]), _y(row["prose"]["kl"])) for row in own]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+    for program, colour in COLOURS.items():
+        parts.append(f'<circle cx="{place + 4}" cy="290" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{place + 12}" y="294">{escape(program)}</text>')
+        place += 24 + round(6.2 * len(program))
     return parts
 
 

@@ -1,0 +1,71 @@
+"""What each preset keeps of a model: bits of the matrices that it quantizes, perplexity and KL on prose and code.
+
+    python bench/presets.py MODEL TEXTS [--statistics FILE] [--presets int4 q4_0 ...] [--json out.json]
+
+TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``: 96 windows of 256 tokens of each. Every preset is written to a
+``.zt``, whatever container it is for, and decoded from there: its integers are the same. The table of
+``spec/recipes.md`` has these figures, of ``../shared/models/base``. Those that calibrate take statistics of samples of
+the model, 96 if none are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from standing import Bench, Made
+
+import ingot
+
+# Those of quantized grids. The others keep values, or want a container of their own.
+PRESETS = (
+    "int8", "trellis4-calibrated", "int4-calibrated", "int4", "trellis3-calibrated", "int3-calibrated", "int3",
+    "trellis2-calibrated", "int2-calibrated", "int2", "palette8", "palette4-grouped", "palette4", "mlx-4bit",
+    "mlx-3bit", "q8_0", "q6_k-calibrated", "q6_k", "q5_k", "q4_k-calibrated", "q4_k", "q4_0-calibrated", "q4_0",
+    "iq4_xs-calibrated", "iq4_xs", "q3_k-calibrated", "q2_k-calibrated",
+)  # fmt: skip
+
+
+def made(bench: Bench, preset: str, statistics: Path, folder: Path) -> tuple[Made, int]:
+    """Convert and decode; return bytes and values, and how many weights these bytes hold."""
+    more = {"calibration": statistics} if preset.endswith("-calibrated") else {}
+    ingot.convert(bench.path, folder / "preset.zt", preset, overwrite=True, **more)
+    with ingot.open(folder / "preset.zt") as found:
+        packed = [found[name] for name in bench.all if found[name].codec != "dense"]
+        nbytes = sum(part.nbytes for tensor in packed for part in tensor.parts.values())
+        values = {name: found[name].numpy("f32") for name in bench.all}
+        return (nbytes, values), sum(tensor.size for tensor in packed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--statistics", type=Path)
+    parser.add_argument("--presets", nargs="+", default=PRESETS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    bench = Bench(given.model, {kind: given.texts / f"heldout_{kind}.txt" for kind in ("prose", "code")})
+    found: dict[str, Any] = {}
+    print(f"{'preset':22} {'bits':>7} {'prose':>8} {'code':>8} {'KL prose':>9} {'KL code':>9}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        statistics = given.statistics or Path(name, "samples.safetensors")
+        if given.statistics is None:
+            ingot.calibrate(given.model, statistics)
+        for preset in given.presets:
+            values, weights = made(bench, preset, statistics, Path(name))
+            row = bench.row(preset, "Ingot", values)
+            row["bits"] = 8 * values[0] / weights
+            prose, code = row["prose"], row["code"]
+            print(f"{preset:22} {row['bits']:7.3f} {prose['perplexity']:8.3f} {code['perplexity']:8.2f} "
+                  f"{prose['kl']:9.5f} {code['kl']:9.5f}", flush=True)  # fmt: skip
+            found[preset] = row
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
