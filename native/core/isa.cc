@@ -34,8 +34,8 @@ constexpr int kXmm = 1, kYmm = 2, kMasks = 5, kUpper = 6, kMoreZmm = 7;         
 constexpr CpuWords kV3 = {
     bits({kSse3, kSsse3, kFma, kCx16, kSse41, kSse42, kMovbe, kPopcnt, kOsxsave, kAvx, kF16c}),
     bits({kBmi1, kAvx2, kBmi2}), bits({kLahf, kLzcnt}), bits({kXmm, kYmm})};
-constexpr CpuWords kV4 = {kV3.leaf1_ecx, kV3.leaf7_ebx | bits({kF, kDq, kCd, kBw, kVl}), kV3.extended_ecx,
-                          kV3.xcr0 | bits({kMasks, kUpper, kMoreZmm})};
+[[maybe_unused]] constexpr CpuWords kV4 = {kV3.leaf1_ecx, kV3.leaf7_ebx | bits({kF, kDq, kCd, kBw, kVl}),
+                                           kV3.extended_ecx, kV3.xcr0 | bits({kMasks, kUpper, kMoreZmm})};
 
 [[maybe_unused]] bool holds(const CpuWords& all, const CpuWords& wanted) {
   return !(wanted.leaf1_ecx & ~all.leaf1_ecx) && !(wanted.leaf7_ebx & ~all.leaf7_ebx) &&

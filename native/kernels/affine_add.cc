@@ -95,7 +95,11 @@ void add_run(const std::uint8_t* __restrict codes, std::size_t n, float scale, f
       store_block<kDtype>(sums, count, out + i);
     }
   } else {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
     for (; i < n; ++i) out[i] = sum(codes[i], base[i]);
   }
 }

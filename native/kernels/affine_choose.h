@@ -20,7 +20,7 @@ inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((ke
 
 // Codes and their limits: q = clip(rint((w - offset) / s), low, high) + zero, taken modulo 2^bits. `zero` is as it is
 // stored: less than that of the unsigned codes by the choice's shift.
-struct Grid {
+struct AffineGrid {
   float low;
   float high;
   float scale;
@@ -45,7 +45,7 @@ struct Chooser {
   }
 
   // Limits for a scale and zero point that are settled; `signed` codes where symmetric.
-  Grid limits(float scale, float zero) const {
+  AffineGrid limits(float scale, float zero) const {
     const float half = static_cast<float>(1 << (bits - 1)), levels = static_cast<float>((1 << bits) - 1);
     if (choice.symmetric && choice.zero_point >= 0) {
       const float constant = static_cast<float>(choice.zero_point);
@@ -70,7 +70,7 @@ struct Chooser {
 
   // A range that need not hold 0, shrunk towards its middle; the scale is infinite where a type cannot hold it or the
   // offset.
-  Grid offset_candidate(float low, float high, int k) const {
+  AffineGrid offset_candidate(float low, float high, int k) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     const float off = (high - low) * (static_cast<float>(k) * 0x1p-6f);
     const float bottom = low + off, top = high - off;
@@ -81,7 +81,7 @@ struct Chooser {
   }
 
   // The grid of a range shrunk by 1 - k / 32.
-  Grid candidate(float low, float high, int k) const {
+  AffineGrid candidate(float low, float high, int k) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
     if (choice.offset) return offset_candidate(low, high, k);

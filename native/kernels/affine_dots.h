@@ -11,11 +11,17 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 #if defined(__aarch64__)
-// The assembler takes for the rest of the file what the compiler was not told of.
+// GNU's assembler takes for the rest of the file what the compiler was not told of. Clang's forgets it with the statement,
+// and wants the function to say so; it is then a call.
 #if defined(__ARM_FEATURE_DOTPROD)
 #define INGOT_DOTPROD
+#define INGOT_WITH_DOTPROD
+#elif defined(__clang__)
+#define INGOT_DOTPROD
+#define INGOT_WITH_DOTPROD __attribute__((target("dotprod")))
 #else
 #define INGOT_DOTPROD ".arch armv8.2-a+dotprod\n\t"
+#define INGOT_WITH_DOTPROD
 #endif
 
 constexpr bool kSignedCodes = true;  // codes of 8 bits, less 128: products of signed bytes are those that there are
@@ -100,7 +106,7 @@ struct Dots {
 #if defined(__aarch64__)
   // Adds a block of `kRows` rows of x, by instructions that not every processor has: the caller asks.
   template <std::size_t kRows>
-  static void add_block(Ints (&sums)[kRows], const std::uint8_t* codes, const std::int8_t* x) {
+  INGOT_WITH_DOTPROD static void add_block(Ints (&sums)[kRows], const std::uint8_t* codes, const std::int8_t* x) {
     for (std::size_t half = 0; half < 2; ++half) {
       int8x16_t words[4], four[kRows];
       for (std::size_t word = 0; word < 4; ++word)

@@ -10,7 +10,6 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kWords = 8;                                // of four columns: a block
-constexpr std::size_t kUnits = kInt8Rows / kWidth;               // vectors of rows
 constexpr std::size_t kSpanBlocks = kInt8Span * kInt8Sums;
 constexpr std::size_t kUnitBytes = kSpanBlocks * kWords * kVectorBytes;
 #if defined(__AVX512F__)

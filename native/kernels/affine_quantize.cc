@@ -42,7 +42,7 @@ AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
 }
 
 // rint((w - z) / s) clipped, with z an offset or 0.
-inline float level(float value, const Grid& grid) {
+inline float level(float value, const AffineGrid& grid) {
   float t = (value - grid.offset) / grid.scale;
   t = t > grid.low ? t : grid.low;
   t = t < grid.high ? t : grid.high;
@@ -56,14 +56,15 @@ inline float level_of_zero(float zero) {
   return zero < kMost ? zero : kMost;
 }
 
-inline float squared_error(float value, const Grid& grid) {
+inline float squared_error(float value, const AffineGrid& grid) {
   const float error = value - (grid.scale * level(value, grid) + grid.offset);
   return error * error;
 }
 
 // Codes of `n` values; up to kLanes - 1 codes after them are overwritten.
 template <Dtype kDtype>
-void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const Grid grid, int bits, std::uint8_t* __restrict codes) {
+void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid, int bits,
+                  std::uint8_t* __restrict codes) {
   const std::int32_t zero = static_cast<std::int32_t>(grid.zero), mask = (1 << bits) - 1;
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
@@ -79,14 +80,14 @@ void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const Grid grid, int 
 
 // errors[k] = sum of (w - s * (q - z))^2 in f32: element i goes to partial sum i % 16, which are then added in halves.
 template <Dtype kDtype>
-void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const Grid* grids, int count, float* errors) {
+void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid* grids, int count, float* errors) {
   alignas(64) float sums[kCandidates][kLanes] = {};
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
     const std::size_t size = n - start < kBlock ? n - start : kBlock, whole = size / kLanes * kLanes;
     load_block<kDtype>(in + start, size, block);
     for (int k = 0; k < count; ++k) {
-      const Grid grid = grids[k];
+      const AffineGrid grid = grids[k];
       alignas(64) float sum[kLanes];
       for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] = sums[k][lane];
       for (std::size_t i = 0; i < whole; i += kLanes)
@@ -104,14 +105,14 @@ void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const Grid* grids, 
 
 // The grid of one group; its scale is infinite where the scale type has no room.
 template <Dtype kDtype>
-Grid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
-  const Grid first = chooser.candidate(range.low, range.high, 0);
+AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
+  const AffineGrid first = chooser.candidate(range.low, range.high, 0);
   const bool flat = chooser.choice.offset ? range.low == range.high : !(range.low < 0) && !(range.high > 0);
   if (!chooser.choice.search || flat) return first;
-  Grid grids[kCandidates];
+  AffineGrid grids[kCandidates];
   int count = 0;
   for (int k = 0; k < kCandidates; ++k) {
-    const Grid grid = chooser.candidate(range.low, range.high, k);
+    const AffineGrid grid = chooser.candidate(range.low, range.high, k);
     if (is_finite(grid.scale)) grids[count++] = grid;
   }
   if (count == 0) return first;
@@ -135,7 +136,7 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
   for (std::size_t row = 0; row < at.rows; ++row) {
     const auto* values = in + row * at.cols;
     std::uint8_t* out = packed + row * at.row_bytes;
-    Grid grid{};
+    AffineGrid grid{};
     std::size_t group_end = 0;
     if (at.per_tensor) index = 0;
     for (std::size_t start = 0; start < at.cols; start += kChunk) {
@@ -171,7 +172,7 @@ template <Dtype kDtype>
 void row_errors(const AffineLayout& at, const AffineChoice& choice, const void* source, const float* scales,
                 const float* zeros, int count, double* totals) {
   const Chooser chooser{at.bits, choice};
-  Grid grids[kCandidates];
+  AffineGrid grids[kCandidates];
   for (int k = 0; k < count; ++k) grids[k] = chooser.limits(scales[k], zeros[k]);
   for (std::size_t row = 0; row < at.rows; ++row) {
     float errors[kCandidates];
@@ -198,7 +199,7 @@ AffineRange affine_range(const void* in, Dtype type, std::size_t n) {
 void affine_candidates(float low, float high, int bits, const AffineChoice& choice, float* scales, float* zeros) {
   const Chooser chooser{bits, choice};
   for (int k = 0; k < kCandidates; ++k) {
-    const Grid grid = chooser.candidate(low, high, k);
+    const AffineGrid grid = chooser.candidate(low, high, k);
     scales[k] = grid.scale;
     zeros[k] = grid.zero;
   }

@@ -64,7 +64,8 @@ inline float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<std:
 
 // Whether the products of a scale and integers up to kMostZero are numbers of f32.
 inline bool few_bits(float scale) {
-  return !(std::bit_cast<std::uint32_t>(scale) & kMoreBits) & (magnitude(scale) < kMostScale);
+  const bool few = !(std::bit_cast<std::uint32_t>(scale) & kMoreBits), small = magnitude(scale) < kMostScale;
+  return few & small;
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ bool affine_offsets(const Numbers& scales, const Numbers& points, std::size_t n,
     for (std::size_t i = 0; i < count; ++i) {
       const float z = point.x[i], s = scale.x[i];
       product.x[i] = -s * z;
-      bad |= !(few_bits(s) & (magnitude(z) <= kMostZero) & (rounded(z) == z));
+      const bool few = few_bits(s), small = magnitude(z) <= kMostZero, whole = rounded(z) == z;
+      bad |= !(few & small & whole);
     }
     if (bad) return false;
     store(product, out, scales.type, start, count);

@@ -38,10 +38,13 @@ class ByteTables {
   // The entries at sixteen indices.
   void store(uint8x16_t at, T* out) const {
     auto* to = reinterpret_cast<std::uint8_t*>(out);
-    if constexpr (sizeof(T) == 2)
-      vst2q_u8(to, uint8x16x2_t{{look(0, at), look(1, at)}});
-    else
-      vst4q_u8(to, uint8x16x4_t{{look(0, at), look(1, at), look(2, at), look(3, at)}});
+    if constexpr (sizeof(T) == 2) {  // variables: to Clang these stores are macros, and commas in braces are theirs
+      const uint8x16x2_t two{{look(0, at), look(1, at)}};
+      vst2q_u8(to, two);
+    } else {
+      const uint8x16x4_t four{{look(0, at), look(1, at), look(2, at), look(3, at)}};
+      vst4q_u8(to, four);
+    }
   }
 
   // Those of whole sixteens of `n` codes, one to a byte; returns how many are done.
