@@ -91,7 +91,7 @@ $(VENV).peers/.installed: $(VENV)/.test
 
 # Cross-built, and run under qemu-user; the script says what it needs.
 arm64: $(VENV)/.packages
-	PATH="$$PWD/$(BIN):$$PATH" PYTHON=$(abspath $(BIN))/python ARM64=$(VENV).arm64 tools/arm64.sh
+	PATH="$$PWD/$(BIN):$$PATH" PYTHON=$(abspath $(BIN))/python ARM64=$(VENV).arm64 PARALLEL="$(PARALLEL)" tools/arm64.sh
 
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test

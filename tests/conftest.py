@@ -19,6 +19,7 @@ _WITHOUT_MODELS = f"NOT TESTED: needs the pair of small language models in {MODE
 
 # No test asserts a time, and a loaded machine takes any.
 settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("ingot"), max_examples=4)  # under emulation: `make arm64`
 settings.load_profile("ingot")
 
 # A background job of a shell starts with Ctrl-C ignored, and its children inherit that: tests that interrupt a child

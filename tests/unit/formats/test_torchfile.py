@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import ingot
 from ingot.core.memory import resident
+
+torch = pytest.importorskip("torch")
 
 
 def state() -> dict[str, Any]:

@@ -10,11 +10,12 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 import ingot
 from ingot.model.delta import delta_of
 from ingot.ops.identity import content_id
+
+torch = pytest.importorskip("torch")
 
 BF16 = ml_dtypes.bfloat16
 State = dict[str, Any]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import deltatensors
 import ml_dtypes
 import msgspec
 import numpy as np
@@ -28,6 +27,8 @@ from ingot.model.tensor import Tensor
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.strategy import Storage, choices
 from ingot.ops.identity import content_id
+
+deltatensors = pytest.importorskip("deltatensors")
 
 BF16 = ml_dtypes.bfloat16
 Weights = dict[str, np.ndarray]

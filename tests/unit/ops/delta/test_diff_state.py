@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import deltatensors
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IntegrityError, UsageError
+
+deltatensors = pytest.importorskip("deltatensors")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
