@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -92,6 +92,22 @@ $(VENV).peers/.installed: $(VENV)/.test
 # Cross-built, and run under qemu-user; the script says what it needs.
 arm64: $(VENV)/.packages
 	PATH="$$PWD/$(BIN):$$PATH" PYTHON=$(abspath $(BIN))/python ARM64=$(VENV).arm64 PARALLEL="$(PARALLEL)" tools/arm64.sh
+
+# The source archive, built and run where there is no network: `unshare` leaves none. What it asks for is there before.
+sdist: $(VENV).sdist/.packages
+	rm -rf $(VENV).sdist/dist $(VENV).sdist/ingot-demo
+	$(VENV).sdist/bin/python -c 'import scikit_build_core.build as build; build.build_sdist("$(VENV).sdist/dist")'
+	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip --disable-pip-version-check --quiet install \
+		--no-build-isolation --no-index --force-reinstall --no-deps dist/ingot-*.tar.gz
+	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip check
+	cd $(VENV).sdist && unshare --map-root-user --net bin/ingot demo
+
+$(VENV).sdist/.packages: pyproject.toml
+	rm -rf $(VENV).sdist
+	$(PYTHON) -m venv $(VENV).sdist
+	$(PYTHON) tools/requirements.py build core > $(VENV).sdist/packages.txt
+	$(VENV).sdist/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).sdist/packages.txt
+	touch $@
 
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
@@ -176,7 +192,7 @@ damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -4,7 +4,7 @@
 # processes with threads); from the package index: wheels for arm64 and Python 3.11. Child processes of tests run there too.
 # TESTS says which tests, `make arm64 TESTS=tests/unit/ops/delta`; if nothing is said, those of native code and of what stands
 # on it, and of operations a few. Property tests take few examples, slow tests are left out. torch, transformers, MLX,
-# coremltools and obstore are not there: their tests are skipped. A test takes about ten times what it takes on the machine.
+# coremltools and obstore are not there: their tests are skipped. An hour of one core. See spec/instruction_sets.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home="${ARM64:-.venv.arm64}" python="${PYTHON:-python3}" debian="${SUITE:-bookworm}" newer="${QEMU_SUITE:-trixie}"

@@ -35,6 +35,7 @@ version = release = ingot.__version__
 html_title = f"Ingot {release}"
 html_theme = "furo"
 html_copy_source = False
+html_show_search_summary = False  # pages opened as files may not fetch others: results would come with errors
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]

@@ -167,3 +167,16 @@ def test_the_page_works_and_asks_for_nothing(
         assert asked == [pages[name].as_uri()]
     finally:
         browser.ask("DELETE", "")
+
+
+def test_it_prints_within_the_page(driver: str, pages: dict[str, Path]) -> None:
+    browser = Browser(driver, dark=True, width=794)  # A4
+    try:
+        features = [{"name": "prefers-color-scheme", "value": "light"}]
+        params = {"media": "print", "features": features}
+        browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": params})
+        browser.ask("POST", "/url", {"url": pages["pair"].as_uri()})
+        browser.picture("pair-print")
+        assert browser.run(TOO_WIDE) <= 0
+    finally:
+        browser.ask("DELETE", "")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.output import Json, print_json
-from ingot.cli.tables import table
+from ingot.cli.tables import line, table
 from ingot.model.words import size_text
 
 
@@ -53,17 +53,18 @@ def _print(report: Any) -> None:
         for row in report.rows
     ]
     heads = ("recipe", "container", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
-    table(heads, rows, left=2)
-    print(
-        "Errors are RMS error over RMS value, per tensor. Bits per weight count the whole file: embeddings, head and\n"
-        "norms stay bf16, a fifth of so small a model; int2 and int2-hybrid keep the first and the last of its four\n"
-        "layers at 4 bits. A group's scale takes 2 bytes in .zt and 16 in .squizd. Rows without error hold the same\n"
-        "bits as the original and share its perplexity."
-    )
+    table(heads, rows, left=2, optional=("load", "convert", "mean error"))
+    for text in (
+        "Errors are RMS error over RMS value, per tensor. Rows without error hold the bits of the original.",
+        "Bits per weight count the whole file: embeddings, head and norms stay bf16, a fifth of so small a model.",
+        "int2 and int2-hybrid keep the first and the last of its four layers at 4 bits.",
+        "A group's scale takes 2 bytes in .zt and 16 in .squizd.",
+    ):
+        line(text)
     folder = report.folder
     print(f"\nThe files are in {folder}. Try next:\n")
     program = _program()
-    for line in (
+    for words in (
         f"inspect {folder}/model-int4.zt --by role",
         f"inspect {folder}/model-int2-hybrid.squizd --no-tensors     # and what would run it, where",
         f"compare {folder}/original/model.safetensors {folder}/model-int2.zt",
@@ -72,7 +73,7 @@ def _print(report: Any) -> None:
         f"verify {folder}/model-lossless.zt",
         "recipes int4        # a preset as TOML, to start your own",
     ):
-        print(f"  {program} {line}")
+        line(f"  {program} {words}", whole=True)
 
 
 def _program() -> str:

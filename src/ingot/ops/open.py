@@ -318,7 +318,9 @@ def detect(store: Store, name: str) -> tuple[Format, str]:
 def _located(error: IngotError, location: str) -> IngotError:
     if error.where and location.endswith(f"/{error.where}"):
         error.where = location  # the same file, by its name alone
-    return error if location in (error.where or "") else error.at(location)
+    places = (error.where or "").split(": ")
+    named = any(place == location or place.startswith(f"{location}/") for place in places)
+    return error if named else error.at(location)
 
 
 def open_delta(

@@ -68,6 +68,10 @@ def test_what_the_readme_shows_is_in_the_tour(check_docs: ModuleType, readme: An
     assert not [line for line in called(readme) if line not in called(tour_page)]
 
 
+def test_the_first_page_stays_short(readme: Any) -> None:
+    assert len(readme.path.read_text("utf-8").splitlines()) <= 150
+
+
 def test_ingot_alone_shows_the_six_jobs(
     check_docs: ModuleType, readme: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

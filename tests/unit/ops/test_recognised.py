@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,24 @@ def test_a_shard_that_is_something_else_is_named(model: Path, content: bytes, ru
         ingot.open(model)
     assert caught.value.rule == rule
     assert "model-00002-of-00002.safetensors" in str(caught.value)
+
+
+def test_a_folder_is_told_though_its_name_is_within_that_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/model.safetensors").write_bytes(LFS)
+    with pytest.raises(IngotError) as caught:
+        ingot.open("model")
+    assert str(caught.value).startswith("model: model.safetensors: expected")
+
+
+@pytest.mark.parametrize("content", [b"\x10\0\0", bytes(4096)], ids=["a few bytes", "zeros"])
+def test_a_download_that_has_only_begun_is_told_of(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(IngotError, match=re.escape(CUT_OFF)):
+        ingot.open(tmp_path / "model.safetensors")
 
 
 def test_an_array_that_is_a_pointer_is_named(model: Path, tmp_path: Path) -> None:

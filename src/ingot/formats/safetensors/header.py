@@ -119,8 +119,9 @@ def _covers(entries: Iterable[Entry], buffer_length: int) -> bool:
 def _strict(data: bytes, buffer_length: int, where: str) -> Header:
     """Check everything in the order of the spec page, and say what is wrong."""
     if data[:1] != b"{":
+        found = f"{data[:1]!r}" if data else f"one of no bytes; {CUT_OFF}"
         raise FormatError(
-            "safetensors.header-start", f"expected a header that begins with '{{', found {data[:1]!r}", where=where
+            "safetensors.header-start", f"expected a header that begins with '{{', found {found}", where=where
         )
     _check_types(data, where)
     root = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)

@@ -73,7 +73,9 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
 
 def _header_length(source: ByteSource, name: str) -> int:
     if source.size < PREFIX:
-        raise FormatError("safetensors.too-short", f"expected at least {PREFIX} bytes, found {source.size}", where=name)
+        raise FormatError(
+            "safetensors.too-short", f"expected at least {PREFIX} bytes, found {source.size}; {CUT_OFF}", where=name
+        )
     length = int.from_bytes(read_bytes(source, 0, PREFIX), "little")
     limit = min(MAX_HEADER, source.size - PREFIX)
     if length > limit:

@@ -15,6 +15,7 @@ from ingot.ops.report.sample import Histogram
 
 WIDTH = 1060
 _STEPS = 10
+_LAST_HEAD = 14  # what the last number over a table of colours takes beyond its column
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def heat(
     """
     least, most = heat_range([value for value, _ in values.values()])
     left = 8 + 7 * max(map(len, rows), default=0)
-    step = max(9.0, min(48.0, (WIDTH - left) / max(len(heads), 1)))
+    step = max(9.0, min(48.0, (WIDTH - left - _LAST_HEAD) / max(len(heads), 1)))
     every, high = max(1, round(30 / step)), 22
     body = [_text(0, 18 + high * index + 15, name) for index, name in enumerate(rows)]
     body += [_text(left + step * index, 12, head) for index, head in enumerate(heads) if index % every == 0]
@@ -129,7 +130,7 @@ def heat(
                 value, title = values[row, head]
                 level = 0 if value <= 0 else 1 + round((_STEPS - 1) * (value - least) / (most - least))
                 body.append(_rect(left + step * index, 18 + high * line, step - 1, high - 1, f"h{level}", title))
-    return _svg(max(WIDTH, left + step * len(heads)), 20 + high * len(rows), label, body)
+    return _svg(max(WIDTH, left + step * len(heads) + _LAST_HEAD), 20 + high * len(rows), label, body)
 
 
 def heat_range(values: Iterable[float]) -> tuple[float, float]:
@@ -172,22 +173,25 @@ def dots(series: Mapping[str, float], label: str, mark: float | None = None) -> 
     step, tall = min(160.0, (WIDTH - 130) / max(len(series), 1)), 120.0
 
     def height(value: float) -> float:
-        return 14 + tall * (1 - (value - low) / span)
+        return 22 + tall * (1 - (value - low) / span)
 
     body = (
         []
         if mark is None
         else [
             f'<path d="M0 {height(mark):.1f}H{WIDTH}" class="mark"/>',
-            _text(0, height(mark) - 4, f"reference {mark:.5g}"),
+            _text(WIDTH, height(mark) - 4, f"reference {mark:.5g}", "end"),
         ]
     )
     points = [(100 + step * index, height(value)) for index, value in enumerate(series.values())]
     body.append(f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}" class="curve"/>')
-    for (x, y), (name, value) in zip(points, series.items(), strict=True):
+    for index, ((x, y), (name, value)) in enumerate(zip(points, series.items(), strict=True)):
+        rises = (
+            index + 1 < len(points) and points[index + 1][1] < y
+        )  # the line would go through what stands over the dot
         body.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="dot"><title>{text_of(name)}: {value:.6g}</title></circle>'
         )
-        body.append(_text(x + 7, y + 4, f"{value:.5g}"))
-        body.append(_text(x, tall + 32, name[-int(step / 7) :], "mid"))
-    return _svg(WIDTH, tall + 40, label, body)
+        body.append(_text(x + 4 if rises else x, y - 8, f"{value:.5g}", "end" if rises else "mid"))
+        body.append(_text(x, tall + 40, name[-int(step / 7) :], "mid"))
+    return _svg(WIDTH, tall + 48, label, body)
