@@ -3,8 +3,9 @@
 # g++-aarch64-linux-gnu, and two archives that mmdebstrap reads (bookworm has Python 3.11, trixie a QEMU that forks
 # processes with threads); from the package index: wheels for arm64 and Python 3.11. Child processes of tests run there too.
 # TESTS says which tests, `make arm64 TESTS=tests/unit/ops/delta`; if nothing is said, those of native code and of what stands
-# on it, and of operations a few. Property tests take few examples, slow tests are left out. torch, transformers, MLX,
-# coremltools and obstore are not there: their tests are skipped. An hour of one core. See spec/instruction_sets.md.
+# on it, and of operations a few. Of a test's cases it takes the first and one in four (ONE_IN=1 for all), of examples of
+# property tests four, slow tests are left out. torch, transformers, MLX, coremltools and obstore are not there: their tests
+# are skipped. spec/instruction_sets.md says more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home="${ARM64:-.venv.arm64}" python="${PYTHON:-python3}" debian="${SUITE:-bookworm}" newer="${QEMU_SUITE:-trixie}"
@@ -56,4 +57,4 @@ default+=" tests/unit/ops/convert/test_repack.py tests/unit/ops/folding"
 # shellcheck disable=SC2086
 PYTHONHOME=/usr PYTHONPATH="$home/package:$home/site" OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
     "$home/python" -m pytest -q ${PARALLEL:-} -p no:cacheprovider --timeout=1800 --hypothesis-profile=few --durations=10 \
-    -m 'not slow' ${TESTS:-$default}
+    --one-in "${ONE_IN:-4}" -m 'not slow' ${TESTS:-$default}

@@ -25,6 +25,28 @@ def test_where_tests_must_run_it_is_an_error_that_all_are_skipped(tmp_path: Path
     assert ran(tmp_path, "--must-run") == 0
 
 
+def test_of_many_cases_one_in_some_is_left(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    lines = [
+        "import pytest",
+        "",
+        "@pytest.mark.parametrize('n', range(100))",
+        "def test_many(n):",
+        "    print('case', n)",
+    ]
+    (tmp_path / "test_it.py").write_text("\n".join([*lines, "", "def test_one():", "    pass", ""]))
+
+    def passed(*options: str) -> int:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(tmp_path)]
+        told = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, text=True).stdout
+        return int(re.findall(r"(\d+) passed", told)[-1])
+
+    assert passed() == 101
+    assert 10 < passed("--one-in", "4") < 50
+    assert passed("--one-in", "1000000") == 2
+
+
 def test_targets_that_name_a_peer_must_run() -> None:
     lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
     named = [line for line in lines if re.search(r"INGOT_[A-Z_]+=.*\$\(PYTEST\)", line)]
