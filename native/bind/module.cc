@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   bind_affine_matmul(m);
   bind_affine_zeros(m);
   bind_ggml(m);
+  bind_heads(m);
   bind_heap(m);
   bind_isa(m);
   bind_checksum(m);
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
   bind_records(m);
   bind_rounding(m);
   bind_scaled(m);
+  bind_table(m);
   bind_tca_tbe(m);
   bind_trellis(m);
   bind_wdelta(m);

@@ -53,6 +53,8 @@ class Cursor {
   void leave() { --depth_; }
   // Throws Error unless all bytes were read.
   void finish() const;
+  // Where the next item begins.
+  std::size_t position() const { return position_; }
 
  private:
   std::uint64_t argument(std::size_t start, unsigned major, unsigned info);

@@ -15,6 +15,7 @@ except ImportError as error:  # the message must help whoever runs from a source
         f"(`pip install --force-reinstall {DISTRIBUTION}`). The loader said: {error}"
     ) from error
 
+Heads = _native.Heads
 cbor_dumps = _native.cbor_dumps
 cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
@@ -26,9 +27,12 @@ xxh3_update = _native.xxh3_update
 available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
+table_cbor = _native.table_cbor
+table_json = _native.table_json
 kernels = _native
 
 __all__ = [
+    "Heads",
     "Xxh3",
     "available_isas",
     "cbor_dumps",
@@ -39,6 +43,8 @@ __all__ = [
     "isa",
     "kernels",
     "set_isa",
+    "table_cbor",
+    "table_json",
     "xxh3_digest",
     "xxh3_update",
 ]

@@ -10,7 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ingot.model.bytesource import ByteSource, Range, Ranged
+
+Array = NDArray[np.int64]
 
 GAP = 1 << 16
 """Bytes between two ranges that are read rather than left out, where a source does not say otherwise."""
@@ -132,6 +137,38 @@ class HeaderSource:
         window = self._find(offset, len(data))
         return (self._fetch(offset, len(data)) if window is None else window) == data
 
+    def window(self, offset: int, least: int) -> memoryview:
+        """Return the bytes from ``offset`` on that are in memory, at least so many; errors as those of the source."""
+        piece = self._find(offset, least)
+        if piece is None:
+            piece = self._fetch(offset, least)
+        index = bisect_right(self._starts, offset) - 1
+        if index >= 0 and offset - self._starts[index] + least <= len(self._pieces[index]):
+            return self._pieces[index][offset - self._starts[index] :]
+        return piece
+
+    def pieces(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
+        """Read ranges of less than a gap each, in the order of their starts, with few requests.
+
+        Yields which of the ranges are next, and bytes that hold them, with their place. Errors as those of the source.
+        """
+        spans = [*self._spans(starts, starts + lengths)]
+        self.expect((first, last - first) for _, first, last in spans)
+        for some, first, last in spans:
+            yield some, first, np.frombuffer(self.window(first, last - first), np.uint8)
+
+    def _spans(self, starts: Array, ends: Array) -> Iterator[tuple[slice, int, int]]:
+        """Yield ranges that are read together, and from where to where."""
+        at = 0
+        apart = np.flatnonzero(starts[1:] - ends[:-1] > self.gap) + 1
+        while at < starts.size:
+            far = np.searchsorted(ends, starts[at] + MAX_REQUEST, "right")
+            following = np.searchsorted(apart, at, "right")
+            stop = min(int(far), int(apart[following]) if following < apart.size else starts.size)
+            stop = max(stop, at + 1)
+            yield slice(at, stop), int(starts[at]), int(ends[at:stop].max())
+            at = stop
+
     def changed(self) -> bool:
         return self._source.changed()
 
@@ -170,7 +207,9 @@ class HeaderSource:
         """Read without touching mapped memory, or let the source say why not."""
         if not self._source.mapped or offset < 0 or length < 0 or offset + length > self.size:
             return self._source.view(offset, length)
-        return memoryview(read_bytes(self._source, offset, length))
+        out = np.empty(length, np.uint8).data
+        self._source.readinto(offset, out)
+        return out
 
     def _read_all(self, batch: Sequence[Range]) -> Sequence[memoryview]:
         if self._distant is not None:

@@ -77,6 +77,7 @@ _SIGNS = (
 
 
 _OTHERS = tuple({other for sign in _SIGNS for other in sign.others})
+_LONGEST = max(map(len, _OTHERS))
 
 
 def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
@@ -99,9 +100,10 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
 
     Asks for an element type only where two names fit, so that it is quick on any number of tensors.
     """
-    names = set(tensors)
-    if not any(name.endswith(_OTHERS) for name in names):
+    ends = {name[-_LONGEST:] for name in tensors}  # few of many names
+    if not any(end.endswith(_OTHERS) for end in ends):
         return None
+    names = set(tensors)
     for name in tensors:
         for sign in _SIGNS:
             if not name.endswith(sign.packed):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct, calcsize, unpack_from
 from typing import Any
 
 import numpy as np
 
+from ingot.core.columns import Column, Heads
 from ingot.errors import FormatError
 from ingot.formats.foreign import CUT_OFF
 from ingot.model.bytesource import ByteSource
@@ -41,7 +43,8 @@ class Cursor:
 
     def consumed(self) -> bytes:
         """Return the bytes that were read so far."""
-        return bytes(self._data[: self.position])
+        with memoryview(self._data) as data:
+            return bytes(data[: self.position])
 
     def take(self, count: int) -> memoryview:
         """Return the next ``count`` bytes; the memory is the cursor's and is not kept."""
@@ -112,6 +115,22 @@ class Cursor:
         except UnicodeDecodeError as error:
             raise FormatError("gguf.utf8", f"expected UTF-8, found {error.reason}", where=where or self.name) from None
 
+    def heads(self, layout: str, count: int) -> Sequence[Column] | None:
+        """Return the columns of the next ``count`` records of a layout, as ``Heads`` has it.
+
+        None where one deserves a closer look, or is not there: then the cursor stays where it was.
+        """
+        heads, place = Heads(layout, big_endian=self.order == ">"), self.position
+        while heads.count < count:
+            next_place = heads.take(self._data, place, count - heads.count)
+            if next_place is None:
+                return None
+            if next_place == place and not self._grow(2 * len(self._data)):
+                return None
+            place = next_place
+        self.position = place
+        return heads.columns()
+
     def _need(self, end: int) -> None:
         have = len(self._data)
         if end <= have:
@@ -126,5 +145,12 @@ class Cursor:
             raise FormatError(
                 "gguf.header-length", f"expected a header of at most {MAX_HEADER} bytes, found more", where=self.name
             )
-        wanted = min(max(end, 2 * have, _WINDOW), self.size, MAX_HEADER)
-        self._data = self._data + read_bytes(self._source, have, wanted - have)
+        self._grow(max(end, 2 * have))
+
+    def _grow(self, wanted: int) -> bool:
+        """Read so many bytes of the file, or as many as there may be; return whether they are more than before."""
+        have = len(self._data)
+        more = min(max(wanted, _WINDOW), self.size, MAX_HEADER) - have
+        if more > 0:
+            self._data = self._data + read_bytes(self._source, have, more)
+        return more > 0

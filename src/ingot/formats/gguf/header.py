@@ -16,6 +16,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.gguf.carry import MAX_NAME, MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
+from ingot.formats.gguf.infos import Entry, infos_of
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
 from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
 from ingot.model.bytesource import ByteSource
@@ -24,16 +25,6 @@ from ingot.model.layouts.ggml import TYPES
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 _LEAST_PAIR, _LEAST_TENSOR = 14, 24  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor: ``type`` is a dense element type or a type of block, ``offset`` counts from the data's start."""
-
-    shape: tuple[int, ...]
-    type: str
-    offset: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +70,24 @@ def parse(source: ByteSource, name: str) -> Header:
             raise FormatError("gguf.key", f"expected each key once, found {what}", where=f"{name}: {key[:80]!r}")
         types[key], metadata[key] = _value(cursor, f"{name}: {key[:80]}")
     alignment = _alignment(metadata, types, name)
+    infos = infos_of(cursor, tensors, (alignment, DEFAULT_ALIGNMENT))
+    if infos is not None:
+        entries: Mapping[str, Entry] = infos.entries()
+        start, end, stated = infos.start, infos.end, infos.alignment == alignment
+    else:
+        entries = _entries(cursor, tensors, name)
+        start, end, stated = _places(entries, alignment, cursor, name)
+    return Header(version, cursor.order == ">", metadata, types, entries, start, end, cursor.consumed(), stated)
+
+
+def _entries(cursor: Cursor, count: int, name: str) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
-    for _ in range(tensors):
+    for _ in range(count):
         tensor, entry = _entry(cursor, name)
         if tensor in entries:
             raise FormatError("gguf.name", "expected each tensor once, found it twice", where=f"{name}: {tensor}")
         entries[tensor] = entry
-    start, end, stated = _places(entries, alignment, cursor, name)
-    return Header(version, cursor.order == ">", metadata, types, entries, start, end, cursor.consumed(), stated)
+    return entries
 
 
 def _version(cursor: Cursor) -> int:
@@ -124,7 +125,8 @@ def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
     form = NUMPY.get(kind, "")
     count = cursor.elements(int(form[1:]) if form else 8, kind, where)
     if kind == "string":
-        return "array:string", [cursor.string(where) for _ in range(count)]
+        texts = cursor.heads("N", count)
+        return "array:string", [cursor.string(where) for _ in range(count)] if texts is None else texts[0].texts
     values = cursor.numbers(form, count)
     return f"array:{kind}", [_truth(value, where) for value in values] if kind == "bool" else values
 

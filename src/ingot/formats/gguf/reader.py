@@ -119,6 +119,8 @@ def _open_others(store: Store, files: list[File], count: int) -> list[File]:
 def _require_distinct(files: Sequence[File]) -> None:
     if ABOUT in files[0].header.metadata:
         raise FormatError("gguf.key", f"expected no key {ABOUT}, which is Ingot's own", where=files[0].name)
+    if len(files) == 1:
+        return
     names: set[str] = set()
     for file in files:
         for name in file.header.entries:
@@ -175,13 +177,11 @@ def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _tensors(files: Sequence[File]) -> Mapping[str, Tensor]:
-    entries = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
-
-    def make(name: str) -> Tensor:
-        file, entry = entries[name]
-        return _tensor(file, name, entry)
-
-    return Lazy(entries, make)
+    if len(files) == 1:
+        only = files[0]
+        return Lazy(only.header.entries, lambda name: _tensor(only, name, only.header.entries[name]))
+    homes = {name: file for file in files for name in file.header.entries}
+    return Lazy(homes, lambda name: _tensor(homes[name], name, homes[name].header.entries[name]))
 
 
 def _tensor(file: File, name: str, entry: Entry) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ingot.core import manifest_digest
 from ingot.core.dtypes import BY_SAFETENSORS
@@ -32,10 +32,15 @@ class File(NamedTuple):
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
     """Return the tensors of one or several files, in order."""
-    entries = {name: (file, entry) for file in files for name, entry in file.header.entries.items()}
+    if len(files) == 1:
+        names: Mapping[str, Any] = files[0].header.entries
+        homes: Mapping[str, File] = {}
+    else:
+        names = homes = {name: file for file in files for name in file.header.entries}
 
     def make(name: str) -> Tensor:
-        file, entry = entries[name]
+        file = homes[name] if homes else files[0]
+        entry = file.header.entries[name]
         row = BY_SAFETENSORS[entry.dtype]
         begin, end = entry.data_offsets
         part = Part(
@@ -48,7 +53,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(entries, make)
+    return Lazy(names, make)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:

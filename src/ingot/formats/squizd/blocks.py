@@ -32,7 +32,7 @@ _OWN = (
     "f8_e5m2fnuz", "f8_e8m0fnu", "f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn", "complex64", "complex128",
 )  # fmt: skip
 _DTYPES = {0: "f32", 1: "f16", 2: "bf16"} | dict(enumerate(_OWN, start=256))
-_DTYPE_CODES = {name: code for code, name in _DTYPES.items()}
+DTYPE_CODES = {name: code for code, name in _DTYPES.items()}
 
 # Ordinal of the Khronos texture formats plus 3, which fits both examples of section 5.1 (0x05 = 5x5, 0x08 = 8x5).
 _KHRONOS = (
@@ -94,15 +94,10 @@ class Block:
         return len(self.header)
 
 
-def fits(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether an ``NPCL`` header has room for a dtype and shape."""
-    return dtype in _DTYPE_CODES and len(shape) <= MAX_RANK and all(size <= MOST for size in shape)
-
-
 def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
     """Section 5.5: values as they are; KeyError for a dtype that has no code."""
     row = DTYPES[dtype]
-    header = struct.pack(f"<4sII{len(shape)}I", NPCL, _DTYPE_CODES[dtype], len(shape), *shape)
+    header = struct.pack(f"<4sII{len(shape)}I", NPCL, DTYPE_CODES[dtype], len(shape), *shape)
     piece = Piece("data", row.storage, len(header), row.nbytes(prod(shape)), None if row.is_storage else dtype)
     return Block(NPCL, header, DenseLayout.codec, shape, (piece,), dtype)
 

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ingot.core import cbor, checksums, manifest_digest
 from ingot.core.chunk_digests import StatedChunks
+from ingot.core.columns import Column, Rows, cbor_table, field, mapping, numbers, record, spelled
 from ingot.core.structs import warm
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
@@ -52,11 +56,127 @@ class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """All tensors in file order, the checkpoint's metadata, and digests of the appendices and of the directory."""
 
     version: int
-    tensors: dict[str, Entry]
+    tensors: Mapping[str, Entry]
     metadata: dict[str, Any] = {}
     draft_digest: str | None = None
     coreml_digest: str | None = None
     ingot_digest: str | None = None
+
+
+_ROW = record(
+    field("shape", "sizes"),
+    field("dtype", "text"),
+    field("codec", "text"),
+    field("layer", "number"),
+    field("offset", "number"),
+    field("params", "any", optional=True),
+    field("scales", "text", optional=True),
+    field("zeros", "any", optional=True),
+    field("first", "sizes", optional=True),
+    field("second", "sizes", optional=True),
+    field("mask", "sizes", optional=True),
+    field("digests", mapping("place"), optional=True),
+    field("chunks", "any", optional=True),
+)
+_LAYERS = 0xFFFF
+_MAP, _FALSE, _TRUE = 5, 0xF4, 0xF5  # CBOR's major type, and two values
+
+
+@dataclass(frozen=True, slots=True)
+class EntryColumns:
+    """What a directory says of its tensors, of the right types."""
+
+    data: bytes
+    shape: Column
+    dtype: Column
+    codec: Column
+    layer: Column
+    offset: Column
+    params: Column
+    scales: Column
+    zeros: Column
+    first: Column
+    second: Column
+    mask: Column
+    digests: Column
+    chunks: Column
+
+    def entry(self, row: int) -> Entry:
+        """Return one entry."""
+        params, chunks, zeros = (each.span(row) for each in (self.params, self.chunks, self.zeros))
+        roles, texts = self.digests, self.digests.inner[0]
+        return Entry(
+            self.shape.sizes(row),
+            self.dtype.text(row) or "",
+            self.codec.text(row) or "",
+            self.layer.first[row],
+            self.offset.first[row],
+            {} if params is None else cbor.loads(self.data[params]),
+            self.scales.text(row),
+            zeros is not None and self.data[zeros.start] == _TRUE,
+            *(_pair(each, row) for each in (self.first, self.second, self.mask)),
+            {roles.texts[roles.second[at]]: _text(texts, at, self.data) for at in roles.children(row)},
+            {} if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), dict[str, StatedChunks]),
+        )
+
+    def sound(self) -> bool:
+        """Whether no value is of a type that it may not have; some that have these are not told so."""
+        memory = np.frombuffer(self.data, np.uint8)
+        for column, good in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_truth)):
+            starts = numbers(column.first)
+            if not good(memory[starts[starts >= 0]]).all():
+                return False
+        for pair in (self.first, self.second, self.mask):
+            if (np.diff(numbers(pair.second)) != np.where(numbers(pair.third) < 0, 0, 2)).any():
+                return False
+        if (numbers(self.layer.first) > _LAYERS).any() or not spelled(self.digests.inner[0], self.data).all():
+            return False
+        return all(
+            _are_chunks(self.data[span]) for row in range(len(self.chunks.first)) if (span := self.chunks.span(row))
+        )
+
+
+class Entries(Rows[Entry]):
+    """The entries of a directory, in file order; made when they are asked for."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, rows: Mapping[str, int], columns: EntryColumns) -> None:
+        super().__init__(rows, columns.entry)
+        self.columns = columns
+
+
+def _entries(data: bytes) -> tuple[Entries, bytes] | None:
+    """Return the entries of a directory and the rest of it, which is still to be parsed; None for a closer look."""
+    table = cbor_table(data, _ROW, "tensors", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
+    if table is None:
+        return None
+    columns = EntryColumns(data, *table.columns)
+    return (Entries(table.rows, columns), table.rest) if columns.sound() else None
+
+
+def _pair(column: Column, row: int) -> tuple[int, int] | None:
+    return None if column.third[row] < 0 else (column.first[column.second[row]], column.first[column.second[row] + 1])
+
+
+def _text(column: Column, row: int, data: bytes) -> str:
+    return data[column.first[row] : column.first[row] + column.second[row]].decode()
+
+
+def _is_map(heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return heads >> 5 == _MAP
+
+
+def _is_truth(heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return (heads == _FALSE) | (heads == _TRUE)
+
+
+def _are_chunks(value: bytes) -> bool:
+    try:
+        msgspec.convert(cbor.loads(value), dict[str, StatedChunks])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def build(directory: Directory, digest: str | None = None, head: bytes = b"") -> bytes:
@@ -79,14 +199,24 @@ def check(directory: Directory, block: bytes, head: bytes, where: str) -> None:
 
 
 def parse(data: bytes, where: str) -> Directory:
-    """Decode and type-check the map.
+    """Decode and type-check the map. What writers make is decoded into columns, anything else is looked at closely.
 
     Raises
     ------
     FormatError
         ``cbor.*``, ``squizd.directory-schema``, ``squizd.directory-version``, ``squizd.digest``.
     """
-    root = cbor.loads(data, where=f"{where}: directory")
+    found = _entries(data)
+    if found is not None:
+        try:
+            return msgspec.structs.replace(_parsed(found[1], where, cbor.MAX_ITEMS // 8), tensors=found[0])
+        except FormatError:
+            pass  # said below, of the whole
+    return _parsed(data, where, cbor.MAX_ITEMS)
+
+
+def _parsed(data: bytes, where: str, max_items: int) -> Directory:
+    root = cbor.loads(data, where=f"{where}: directory", max_items=max_items)
     try:
         directory = msgspec.convert(root, Directory)
     except msgspec.ValidationError as error:

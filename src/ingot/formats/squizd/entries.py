@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.squizd.directory import Directory
+from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import Run, TablePlaces, entries_at, runs
 from ingot.model.bytesource import ByteSource
@@ -33,8 +33,12 @@ class _Stated:
     id: int
 
 
-def with_entries(source: HeaderSource, directory: Directory, tables: TablePlaces, where: str) -> Directory:
-    """Check that every quantized matrix has entries under its id; return the directory with the places they lie at.
+def with_entries(
+    source: HeaderSource, scaled: Mapping[str, Entry], tables: TablePlaces, where: str
+) -> Mapping[str, Entry]:
+    """Check that every quantized matrix has entries under its id; return them with the places that these lie at.
+
+    ``scaled`` are all tensors of a directory that state such.
 
     Entries that are not where the directory says, but elsewhere in their round under the tensor's id, are taken from
     there. Ids between the first and last of a run are checked when they are read.
@@ -45,7 +49,6 @@ def with_entries(source: HeaderSource, directory: Directory, tables: TablePlaces
         ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-entry``, ``squizd.scale-id``,
         ``squizd.scale-rounds``.
     """
-    scaled = {name: entry for name, entry in directory.tensors.items() if entry.first is not None}
     if scaled and not tables:
         raise FormatError(
             "squizd.scale-missing", f"expected scale tables for {len(scaled)} matrices, found none", where=where
@@ -57,27 +60,25 @@ def with_entries(source: HeaderSource, directory: Directory, tables: TablePlaces
             f"expected {len(scaled)} entries in the first scale table, one per quantized matrix, found {firsts}",
             where=where,
         )
-    stated = list(_stated(directory))
+    stated = list(_stated(scaled))
     rounds = (tables[:1], tables[1:])
     for item in stated:
         _check_inside(item.run, rounds[item.round], f"{where}: tensor {item.name[:200]!r}")
     wrong = _wrong(source, stated)
     if wrong:
-        directory = _moved(source, directory, [stated[index] for index in wrong], rounds, where)
-        stated = list(_stated(directory))
+        scaled = _moved(source, scaled, [stated[index] for index in wrong], rounds, where)
+        stated = list(_stated(scaled))
         _require_ids(source, stated, where)
     _check_neutral(source, [item.run[0] for item in stated if not item.round and scaled[item.name].second], where)
     taken = sorted(item.run for item in stated)
     for (start, count), (following, _) in pairwise(taken):
         if start + count * SCALE_ENTRY > following:
             raise FormatError("squizd.scale-entry", "expected scale entries of its own for every tensor", where=where)
-    return directory
+    return scaled
 
 
-def _stated(directory: Directory) -> Iterator[_Stated]:
-    for name, entry in directory.tensors.items():
-        if entry.first is None:
-            continue
+def _stated(scaled: Mapping[str, Entry]) -> Iterator[_Stated]:
+    for name, entry in scaled.items():
         id = tensor_id(entry.layer, name)
         for round, (run, own) in enumerate(((entry.first, id), (entry.second, id | SUB_BLOCK_BIT))):
             if run is not None and run[1]:
@@ -115,11 +116,15 @@ def _require_ids(source: HeaderSource, stated: Sequence[_Stated], where: str) ->
 
 
 def _moved(
-    source: ByteSource, directory: Directory, astray: Sequence[_Stated], rounds: Sequence[TablePlaces], where: str
-) -> Directory:
-    """Return the directory with entries that lie elsewhere in their round, together and once under their id."""
-    most = 2 * sum(entry.first is not None for entry in directory.tensors.values()) + 2
-    tensors = dict(directory.tensors)
+    source: ByteSource,
+    scaled: Mapping[str, Entry],
+    astray: Sequence[_Stated],
+    rounds: Sequence[TablePlaces],
+    where: str,
+) -> Mapping[str, Entry]:
+    """Return the tensors with entries that lie elsewhere in their round, together and once under their id."""
+    most = 2 * len(scaled) + 2
+    tensors = dict(scaled)
     for round in {item.round for item in astray}:
         by_id: dict[int, Run | None] = {}
         for run in (run for offset, count in rounds[round] for run in runs(source, offset, count, most, where)):
@@ -129,7 +134,7 @@ def _moved(
             if own is not None and own.count == item.run[1]:
                 changed = {_FIELDS[round]: (own.offset, own.count)}
                 tensors[item.name] = msgspec.structs.replace(tensors[item.name], **changed)
-    return msgspec.structs.replace(directory, tensors=tensors)
+    return tensors
 
 
 def _check_neutral(source: HeaderSource, firsts: Sequence[int], where: str) -> None:

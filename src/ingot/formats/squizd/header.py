@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
+
+import numpy as np
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import FormatError
@@ -131,6 +133,29 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
             where=source.name,
         )
     index = unpack_index(read_bytes(source, HEADER, size))
+    if not _in_order(index, source.size):
+        _check_index(index, source)
+    notes = []
+    if any(entry.reserved for entry in index):
+        notes.append(("squizd.reserved", "expected reserved words of the layer index to be 0, found others"))
+    return index, notes
+
+
+def _in_order(index: Sequence[IndexEntry], size: int) -> bool:
+    """Whether the layers plainly lie in the file, in order and apart; there may be 65,535."""
+    layers = [entry[:3] for entry in index]
+    if any(offset > size or length > size for _, offset, length in layers):
+        return False
+    numbers, offsets, lengths = np.array(layers, np.int64).reshape(-1, 3).T
+    filled, ends = lengths > 0, offsets + lengths
+    tails = np.append(HEADER + INDEX_ENTRY * len(index), ends[filled])
+    return bool(
+        (numbers == np.arange(len(index))).all() and (ends <= size).all() and (offsets[filled] >= tails[:-1]).all()
+    )
+
+
+def _check_index(index: Sequence[IndexEntry], source: ByteSource) -> None:
+    size = INDEX_ENTRY * len(index)
     tail = HEADER + size
     for number, entry in enumerate(index):
         where = f"{source.name}: layer index entry {number}"
@@ -158,7 +183,3 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
                 where=where,
             )
         tail = entry.offset + entry.length
-    notes = []
-    if any(entry.reserved for entry in index):
-        notes.append(("squizd.reserved", "expected reserved words of the layer index to be 0, found others"))
-    return index, notes

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
@@ -152,8 +152,7 @@ def sparsity_crc(meta: bytes) -> int:
     return zlib.crc32(meta)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """One entry of the layer index (section 4)."""
 
     layer: int
@@ -168,4 +167,4 @@ class IndexEntry:
 
 def unpack_index(data: bytes) -> list[IndexEntry]:
     """Return the entries of a layer index table."""
-    return [IndexEntry(*fields) for fields in _INDEX.iter_unpack(data)]
+    return [*map(IndexEntry._make, _INDEX.iter_unpack(data))]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+
+import numpy as np
 
 from ingot.core import checksums
 from ingot.core.manifest_digest import KEY
@@ -34,6 +36,7 @@ from ingot.formats.squizd.masks import masked, places_of
 from ingot.formats.squizd.scales import tables
 from ingot.formats.squizd.section_reader import (
     Span,
+    closely,
     locate,
     masks_by_layer,
     note_gaps,
@@ -51,11 +54,15 @@ from ingot.model.ranges import HeaderSource, read_bytes
 
 _CHUNK = 4 << 20
 _BETWEEN = "squizd.between"
+_NOTHING = np.empty((0, 2), np.int64)
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was found so far. ``source`` is read ahead; weights are read from ``file``."""
+    """What was found so far. ``source`` is read ahead; weights are read from ``file``.
+
+    ``layers`` are spans of the layers; one without tensors may state any offset in the file.
+    """
 
     source: HeaderSource
     file: ByteSource
@@ -66,15 +73,14 @@ class _Read:
     remarks: Notes = field(default_factory=list)
     limit: int = 0  # where the last appendix has to end
     scaled: int = 0  # quantized matrices of a model without names
+    layers: list[Span] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = [(start, start + length) if length else (0, 0) for _, start, length, *_ in self.index]
 
     @property
     def where(self) -> str:
         return self.source.name
-
-    @property
-    def layers(self) -> list[Span]:
-        """Spans of the layers; one without tensors may state any offset in the file."""
-        return [(entry.offset, entry.offset + entry.length) if entry.length else (0, 0) for entry in self.index]
 
     def has(self, flag: Flags) -> bool:
         return bool(self.header.flags & flag)
@@ -104,13 +110,15 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     file, source, header = state.file, state.source, state.header
     begin = HEADER + INDEX_ENTRY * header.layer_count
     start = max([begin, *(end for _, end in state.layers)])
-    note_gaps(source, [span for span in state.layers if span[1] > span[0]], [(begin, start)], state.remarks, _BETWEEN)
+    filled = np.array([span for span in state.layers if span[1] > span[0]], np.int64).reshape(-1, 2)
+    note_gaps(source, filled, [(begin, start)], state.remarks, _BETWEEN)
     places, behind = _tables(state, start)
     at = _directory_place(state, behind)
     directory, raw, end = read_directory(source, at, source.size, state.where)
     head = read_bytes(source, 0, begin)
     if directory is None:
         _require_none_lost(state, start, at)
+        located: Mapping[str, Located]
         located, starts = _without_directory(state, places, behind), _masks(state)
     else:
         if verify:
@@ -188,9 +196,9 @@ def _masks(state: _Read) -> dict[int, int]:
     return {entry.layer: entry.scales for entry in inside} if state.has(Flags.SPARSE) else {}
 
 
-def _check_flags(state: _Read, located: dict[str, Located]) -> None:
+def _check_flags(state: _Read, located: Mapping[str, Located]) -> None:
     """A flag has blocks behind it, and blocks have their flag; INT4 blocks may stand in an INT2 file."""
-    magics = {item.form.block.magic for item in located.values()}
+    magics = {item.form.block.magic for item in closely(located).values()}  # the others have no flag
     for magic, flag in FLAG_OF.items():
         if state.has(flag) and magic not in magics:
             raise state.refuse(
@@ -229,7 +237,7 @@ def _appendices(
     if state.has(Flags.EAGLE):
         meta = state.header.draft
         _check_draft_place(state, tail)
-        note_gaps(state.source, [], [(tail, meta.offset)], state.remarks, _BETWEEN)
+        note_gaps(state.source, _NOTHING, [(tail, meta.offset)], state.remarks, _BETWEEN)
         draft = tensors_of(state.file, _draft(state, directory, main), verify=state.verify)
         tail = meta.offset + meta.length
     if state.has(Flags.ANE_COREML):
@@ -247,7 +255,7 @@ def _check_draft_place(state: _Read, tail: int) -> None:
         )
 
 
-def _draft(state: _Read, directory: Directory | None, main: Sequence[tuple[int, int]]) -> dict[str, Located]:
+def _draft(state: _Read, directory: Directory | None, main: Sequence[tuple[int, int]]) -> Mapping[str, Located]:
     """Locate the tensors of the draft head in its section; a head without tables has its entries in the ``main`` ones.
 
     These are the last ones then: one for each quantized matrix, in the order of the blocks.
@@ -277,7 +285,7 @@ def _draft(state: _Read, directory: Directory | None, main: Sequence[tuple[int, 
             where=where,
         )
     own, raw, tail = read_directory(source, tail, end, where)
-    note_gaps(source, [], [(tail, end)], state.notes)
+    note_gaps(source, _NOTHING, [(tail, end)], state.notes)
     stated = directory.draft_digest if directory is not None else None
     if stated is not None and state.verify:
         algorithm = checksums.known(stated, "squizd.digest", where)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
+
+from ingot.core.columns import Array
 from ingot.errors import CodecError, FormatError
-from ingot.formats.squizd.blocks import TCA_HEADER, fits, npcl, parse
-from ingot.formats.squizd.carry import Form
-from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entry
+from ingot.formats.squizd.blocks import TCA_HEADER, parse
+from ingot.formats.squizd.directory import MAX_DIRECTORY, Directory, Entries, Entry
 from ingot.formats.squizd.directory import parse as parse_directory
 from ingot.formats.squizd.entries import with_entries
 from ingot.formats.squizd.header import Notes
@@ -19,18 +21,17 @@ from ingot.formats.squizd.layout import (
     DIRECTORY_HEADER,
     DIRECTORY_MAGIC,
 )
+from ingot.formats.squizd.plain import Found, is_padding, overlaps, plain_of
 from ingot.formats.squizd.scales import TablePlaces
 from ingot.formats.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
 from ingot.model.layouts.base import matrix_shape
-from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.ranges import HeaderSource, read_bytes
-from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.spec import TensorSpec
 
 Span = tuple[int, int]
-_DATA = {"data"}
 
 
 def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
@@ -67,7 +68,7 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
 
 def locate(
     source: HeaderSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, notes: Notes, where: str
-) -> dict[str, Located]:
+) -> Mapping[str, Located]:
     """Find every tensor of a directory; bytes of a layer that belong to none and are not padding become a note.
 
     Parameters
@@ -83,84 +84,64 @@ def locate(
         ``squizd.directory-conflict``, ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-entry``,
         ``squizd.scale-id``, ``squizd.scale-rounds``, and the rules of blocks.
     """
+    entries = directory.tensors
+    plain = plain_of(source, entries, layers) if isinstance(entries, Entries) else None
     by_name: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
-    read = partial(read_bytes, source)
-    source.expect(_heads(directory, layers))
-    for name, entry in directory.tensors.items():
-        if entry.layer >= len(layers):
-            raise FormatError(
-                "squizd.directory-layer",
-                f"expected a layer below {len(layers)}, found {entry.layer}",
-                where=_place(where, name),
-            )
-        start, end = layers[entry.layer]
-        if not start <= entry.offset < end:
-            raise FormatError(
-                "squizd.block-outside-layer",
-                f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
-                where=_place(where, name),
-            )
-        located = _plain(source, name, entry, end)
-        if located is None:
-            location = _place(where, name)
-            block = parse(read, entry.offset, end, location, _stated(name, entry, location))
-            located = from_entry(name, entry, block, location)
-        by_name[name], block = located, located.form.block
-        spans.append((entry.offset, entry.offset + (block.length or 0), name))
+    others = {name: entries[name] for name in (entries if plain is None else plain.others())}
+    source.expect(_heads(others, layers))
+    for name, entry in others.items():
+        by_name[name] = _closely(source, name, entry, layers, where)
+        spans.append((entry.offset, entry.offset + (by_name[name].form.block.length or 0), name))
         if entry.mask is not None:
-            if entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]:
-                raise FormatError(
-                    "squizd.mask",
-                    f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}",
-                    where=_place(where, name),
-                )
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
-    _check_apart(spans, where)
-    note_gaps(source, [(start, end) for start, end, _ in spans], layers, notes)
-    entries = with_entries(source, directory, tables, where).tensors
-    for name, entry in entries.items():
-        if entry is not directory.tensors[name]:
+    inner = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
+    if plain is not None:
+        inner = np.concatenate([inner, np.stack([plain.starts, plain.ends], 1)])
+    if overlaps(*inner.T):
+        _check_apart([*spans, *(plain.spans() if plain is not None else ())], where)
+    note_gaps(source, inner, layers, notes)
+    scaled = {name: entry for name, entry in others.items() if entry.first is not None}
+    for name, entry in with_entries(source, scaled, tables, where).items():
+        if entry is not scaled[name]:
             by_name[name] = replace(by_name[name], run=run_of(name, entry))
-    return by_name
+    return by_name if plain is None else Found(plain, by_name)
+
+
+def _closely(source: HeaderSource, name: str, entry: Entry, layers: Sequence[Span], where: str) -> Located:
+    """Look at one tensor's block, and at its mask's place."""
+    location = _place(where, name)
+    if entry.layer >= len(layers):
+        raise FormatError(
+            "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=location
+        )
+    start, end = layers[entry.layer]
+    if not start <= entry.offset < end:
+        raise FormatError(
+            "squizd.block-outside-layer",
+            f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
+            where=location,
+        )
+    block = parse(partial(read_bytes, source), entry.offset, end, location, _stated(name, entry, location))
+    located = from_entry(name, entry, block, location)
+    if entry.mask is not None and (entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]):
+        raise FormatError(
+            "squizd.mask", f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}", where=location
+        )
+    return located
 
 
 def _place(where: str, name: str) -> str:
     return f"{where}: tensor {name[:200]!r}"
 
 
-def _heads(directory: Directory, layers: Sequence[Span]) -> Iterator[Range]:
+def _heads(entries: Mapping[str, Entry], layers: Sequence[Span]) -> Iterator[Range]:
     """Yield where the heads of blocks lie, with the padding before them, and the padding behind the layers' last."""
-    for entry in directory.tensors.values():
+    for entry in entries.values():
         yield entry.offset - ALIGNMENT, ALIGNMENT + TCA_HEADER
     for start, end in layers:
         if end > start:
             yield end - ALIGNMENT, ALIGNMENT
-
-
-def _plain(source: HeaderSource, name: str, entry: Entry, end: int) -> Located | None:
-    """Return a dense tensor whose block is just what the directory says; None for all that deserves a closer look."""
-    if entry.codec != DenseLayout.codec or entry.params or entry.first or entry.second or entry.mask or entry.scales:
-        return None
-    if not entry.digests.keys() <= _DATA or entry.chunks:
-        return None
-    form, parts, length = _dense(entry.dtype, entry.shape)
-    if form is None or length > end - entry.offset or not source.has(entry.offset, form.block.header):
-        return None
-    return Located(
-        TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, parts), form, entry.offset, digests=entry.digests
-    )
-
-
-@lru_cache(maxsize=1024)
-def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[Form | None, tuple[PartSpec, ...], int]:
-    """Return the block of a dense tensor, its part and its length, which many tensors of a model share; None for one
-    that has no room in a block."""
-    if not fits(dtype, shape):
-        return None, (), 0
-    block = npcl(dtype, shape)
-    piece = block.pieces[0]
-    return Form(block), (PartSpec(piece.role, piece.dtype, piece.length, piece.type),), block.length or 0
 
 
 def _stated(name: str, entry: Entry, where: str) -> tuple[int, int] | None:
@@ -192,28 +173,31 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
 
 
 def note_gaps(
-    source: HeaderSource, inner: Sequence[Span], outer: Sequence[Span], notes: Notes, rule: str = "squizd.gap"
+    source: HeaderSource, inner: Array, outer: Sequence[Span], notes: Notes, rule: str = "squizd.gap"
 ) -> None:
     """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
 
-    The inner spans are apart and inside the outer ones, and so are the outer ones among themselves.
+    The inner spans, rows of beginning and end, are apart and inside the outer ones, and so are these among themselves.
     """
-    ends = sorted([end for _, end in inner] + [start for start, end in outer if end > start])
-    starts = sorted([start for start, _ in inner] + [end for start, end in outer if end > start])
-    gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
-    source.expect((end, start - end) for end, start in gaps if start - end < ALIGNMENT)
+    filled = np.array([span for span in outer if span[1] > span[0]], np.int64).reshape(-1, 2)
+    ends = np.sort(np.concatenate([inner[:, 1], filled[:, 0]]))
+    lengths = np.sort(np.concatenate([inner[:, 0], filled[:, 1]])) - ends
     note = (rule, "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
-    if note not in notes and any(
-        start - end >= ALIGNMENT or any(read_bytes(source, end, start - end)) for end, start in gaps
-    ):
+    gaps = lengths > 0
+    if note not in notes and not is_padding(source, ends[gaps], lengths[gaps]):
         notes.append(note)
 
 
 def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict[int, int]:
     """Return the offset of the first mask of every layer that has one."""
     starts: dict[int, int] = {}
-    for name, located in tensors.items():
+    for name, located in closely(tensors).items():
         if located.mask is not None:
             layer = directory.tensors[name].layer
             starts[layer] = min(starts.get(layer, located.mask), located.mask)
     return starts
+
+
+def closely(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
+    """Return those of a section's tensors that are not just dense."""
+    return tensors.closely if isinstance(tensors, Found) else tensors

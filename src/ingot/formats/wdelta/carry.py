@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.errors import CodecError, FormatError
-from ingot.formats.wdelta.header import HASH, is_hash, scale_rows
+from ingot.formats.wdelta.entries import scale_rows
+from ingot.formats.wdelta.header import HASH, is_hash
 from ingot.formats.wdelta.layout import BY_CODEC, ITEM, SPELLING, Strategy
 from ingot.model.delta import DeltaInfo
 from ingot.model.layouts.delta import Int4DeltaLayout, SignDeltaLayout, SparseDeltaLayout

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from ingot.core.checked import element_count
+from ingot.core.columns import Rows
 from ingot.core.dtypes import DTYPES, dtype
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError, IngotError, UnsupportedError
+from ingot.formats.wdelta.entries import Entry, EntryColumns, change_of, cols, entry_columns
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import Int4DeltaLayout, SparseDeltaLayout
@@ -24,80 +26,8 @@ from ingot.model.spec import TensorSpec
 HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _NEEDS_COUNT = ("quantized", "int4")
-
-
-@warm
-class Ref(msgspec.Struct, forbid_unknown_fields=True):
-    """``{"_ref": field}``: the array is in the payload."""
-
-    ref: str = msgspec.field(name="_ref")
-
-
-@warm
-class Entry(msgspec.Struct):
-    """What the header says of one tensor; fields of all strategies."""
-
-    strategy: str
-    shape: tuple[_Natural, ...]
-    dtype: str
-    base_dtype: str | None = None
-    sparsity: int | float | None = None
-    outlier_fraction: int | float | None = None
-    n_elements: _Natural | None = None
-    n_cols: _Natural | None = None
-    n_outliers: _Natural | None = None
-    int4_layout: int | None = None
-    indices: Ref | None = None
-    values: Ref | None = None
-    scales: Ref | None = None
-    packed_signs: Ref | None = None
-    outlier_idx: Ref | None = None
-    outlier_vals: Ref | None = None
-    scale: Ref | None = None
-    zero_point: Ref | None = None
-    packed: Ref | None = None
-
-    @property
-    def codec(self) -> str:
-        """Codec id of the strategy."""
-        return STRATEGIES[self.strategy].codec
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def layout(self) -> int:
-        """How ``packed`` is laid out: 1 without the outliers, 2 with them."""
-        return self.int4_layout or 1
-
-    @property
-    def change(self) -> Change:
-        """What becomes of the tensor. Without a ``base_dtype`` the result is float32, as of deltatensors 0.2.0."""
-        return Change("apply", dtype(self.base_dtype).name if self.base_dtype else "f32")
-
-    def params(self) -> dict[str, Any]:
-        """Return the codec's parameters."""
-        if self.strategy == "sparse":
-            return {} if self.sparsity is None else {"sparsity": self.sparsity}
-        if self.strategy == "quantized":
-            return {}
-        fraction = {} if self.outlier_fraction is None else {"outlier_fraction": self.outlier_fraction}
-        return {**fraction, "layout": self.layout}
-
-    def counts(self) -> dict[str, int | None]:
-        """Return how many elements each array of the payload has; None where only the payload tells."""
-        if self.strategy == "sparse":
-            return {"indices": None, "values": None}
-        if self.strategy == "quantized":
-            return {"scales": scale_rows(self.shape), "packed_signs": -(-self.size // 8)}
-        apart = self.n_outliers or 0
-        codes = self.size - (apart if self.layout == 1 else 0)
-        return {"outlier_idx": apart, "outlier_vals": apart, "scale": 1, "zero_point": 1, "packed": -(-codes // 2)}
 
 
 @warm
@@ -115,13 +45,24 @@ class Extension(msgspec.Struct, omit_defaults=True):
 
 
 @warm
-class Header(msgspec.Struct):
-    """A header, checked."""
+class _Said(msgspec.Struct):
+    """A header as its types have it."""
 
     parent_hash: str
     strategy: str
     tensors: dict[str, Entry]
     ingot: Extension | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header, checked. ``columns`` are those that ``tensors`` are made of, where it was decoded into such."""
+
+    parent_hash: str
+    strategy: str
+    tensors: Mapping[str, Entry]
+    ingot: Extension | None = None
+    columns: EntryColumns | None = None
 
     def metadata(self) -> dict[str, Any]:
         """Return the checkpoint's metadata, with the delta's description."""
@@ -131,19 +72,22 @@ class Header(msgspec.Struct):
             1,
             extra.strategy or self.strategy,
             Identity(base.content, {**base.hashes, HASH: self.parent_hash}),
-            tensors={name: entry.change for name, entry in self.tensors.items()},
         )
         if extra.result is not None:
             info = msgspec.structs.replace(info, result=extra.result)
-        return {**extra.metadata, KEY: info.to_metadata()}
+        changes = self._changes()
+        return {**extra.metadata, KEY: {**info.to_metadata(), **({"tensors": changes} if changes else {})}}
+
+    def _changes(self) -> dict[str, Any]:
+        """Return what becomes of every tensor, as ``DeltaInfo.to_metadata`` has it."""
+        if self.columns is None:
+            return {name: msgspec.to_builtins(entry.change) for name, entry in self.tensors.items()}
+        spelled = self.columns.base_dtype  # -1 where none is named, the last of what is known
+        known = [msgspec.to_builtins(change_of(text)) for text in (*spelled.texts, None)]
+        return dict(zip(self.columns.rows, map(known.__getitem__, spelled.first), strict=True))
 
 
-_DECODER = msgspec.json.Decoder(Header)
-
-
-def scale_rows(shape: Sequence[int]) -> int:
-    """Return how many scales a tensor of strategy ``quantized`` has: one per row, its first dimension."""
-    return shape[0] if len(shape) > 1 else 1
+_DECODER = msgspec.json.Decoder(_Said)
 
 
 def is_hash(text: str) -> bool:
@@ -155,7 +99,22 @@ def parse(data: bytes, version: int, where: str) -> Header:
     """Check a header: types first, in memory bounded by its length, then keys and values.
 
     Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
+
+    What writers make is decoded into columns; anything else is looked at closely, which says what is wrong.
     """
+    columns = entry_columns(data, version)
+    if columns is not None:
+        try:
+            said = _parsed(columns.rest, version, where)
+        except IngotError:
+            columns = None  # said below, of the whole
+    if columns is None:
+        said = _parsed(data, version, where)
+        return Header(said.parent_hash, said.strategy, said.tensors, said.ingot)
+    return Header(said.parent_hash, said.strategy, Rows(columns.rows, columns.entry), said.ingot, columns)
+
+
+def _parsed(data: bytes, version: int, where: str) -> _Said:
     try:
         header = _DECODER.decode(data)
     except UnicodeDecodeError as error:
@@ -204,10 +163,10 @@ def _check(entry: Entry, version: int, where: str) -> None:
             f"expected n_elements {size} for shape {list(entry.shape)}, found {entry.n_elements}",
             where=where,
         )
-    if entry.strategy == "quantized" and entry.n_cols != _cols(entry.shape):
+    if entry.strategy == "quantized" and entry.n_cols != cols(entry.shape):
         raise FormatError(
             "wdelta.n-cols",
-            f"expected n_cols {_cols(entry.shape)} for shape {list(entry.shape)}, found {entry.n_cols}",
+            f"expected n_cols {cols(entry.shape)} for shape {list(entry.shape)}, found {entry.n_cols}",
             where=where,
         )
     if entry.strategy == "int4":
@@ -232,10 +191,6 @@ def _require_base_dtype(spelling: str, where: str) -> None:
         raise FormatError(
             "wdelta.base-dtype", f"expected an element type such as bfloat16, found {spelling[:80]!r}", where=where
         ) from error
-
-
-def _cols(shape: Sequence[int]) -> int:
-    return prod(shape[1:]) if len(shape) > 1 else prod(shape)
 
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
@@ -291,7 +246,7 @@ def _entry(spec: TensorSpec, change: Change | None, version: int) -> dict[str, A
     if isinstance(layout, SparseDeltaLayout) and layout.sparsity is not None:
         entry["sparsity"] = layout.sparsity
     if strategy.name == "quantized":
-        entry |= {"n_elements": spec.size, "n_cols": _cols(spec.shape)}
+        entry |= {"n_elements": spec.size, "n_cols": cols(spec.shape)}
     if isinstance(layout, Int4DeltaLayout):
         if layout.outlier_fraction is not None:
             entry["outlier_fraction"] = layout.outlier_fraction

@@ -53,7 +53,19 @@ STRATEGIES: dict[str, Strategy] = {
         ),
     )
 }
+FIELDS = tuple(field for row in STRATEGIES.values() for field in row.fields)
+"""All arrays that a strategy may have; each belongs to one."""
 BY_CODEC = {row.codec: row for row in STRATEGIES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one array lies."""
+
+    dtype: str
+    count: int
+    offset: int
+    length: int
 
 
 class Head(NamedTuple):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.wdelta.digest import check_digest
-from ingot.formats.wdelta.header import Entry, Header, parse
-from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, unpack_prefix
-from ingot.formats.wdelta.walk import Span, walk
+from ingot.formats.wdelta.entries import Entry
+from ingot.formats.wdelta.header import Header, parse
+from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, Span, unpack_prefix
+from ingot.formats.wdelta.walk import walk
 from ingot.model.bytesource import ByteSource
+from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.tensor import Tensor
@@ -26,10 +29,9 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     near = HeaderSource(source)
     version, raw = _read_header(near, name)
     header = parse(raw, version, name)
-    spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header.tensors, name)
-    tensors = {tensor: _tensor(source, tensor, header.tensors[tensor], own, name) for tensor, own in spans.items()}
+    spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header, name)
     return Catalog(
-        tensors,
+        Lazy(spans, lambda tensor: _tensor(source, tensor, header.tensors[tensor], spans[tensor], name)),
         metadata=header.metadata(),
         headers={name: raw},
         sources=(source,),
@@ -38,7 +40,7 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     )
 
 
-def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
+def _read_header(source: HeaderSource, name: str) -> tuple[int, bytes]:
     head = read_bytes(source, 0, min(PREFIX, source.size))
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise FormatError("wdelta.magic", f"expected {MAGIC!r}, found {head[:7]!r}", where=name)
@@ -59,10 +61,10 @@ def _read_header(source: ByteSource, name: str) -> tuple[int, bytes]:
         raise FormatError(
             "wdelta.header-too-large", f"expected a header of at most {MAX_HEADER} bytes, found {length}", where=name
         )
-    return version, read_bytes(source, PREFIX, length)
+    return version, bytes(source.window(PREFIX, length)[:length])
 
 
-def _tensor(source: ByteSource, name: str, entry: Entry, spans: dict[str, Span], file: str) -> Tensor:
+def _tensor(source: ByteSource, name: str, entry: Entry, spans: Mapping[str, Span], file: str) -> Tensor:
     parts = {}
     for field in STRATEGIES[entry.strategy].fields:
         span = spans[field]
@@ -71,6 +73,8 @@ def _tensor(source: ByteSource, name: str, entry: Entry, spans: dict[str, Span],
 
 
 def _notes(header: Header) -> list[tuple[str, str]]:
+    if header.columns is not None and header.columns.strategy.texts == [header.strategy]:
+        return []
     other = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
     if not other:
         return []

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
 from ingot.formats.foreign import CUT_OFF
-from ingot.formats.wdelta.header import Entry
-from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, head_size
+from ingot.formats.wdelta.entries import Entry
+from ingot.formats.wdelta.header import Header
+from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
+from ingot.formats.wdelta.records import FIXED, longest_of, read_columns
 from ingot.model.bytesource import ByteSource
 from ingot.model.ranges import HeaderSource, read_bytes
 
-# Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
-_FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
-
-# A payload of so many gaps is read over in a few growing windows; guessing where its heads are would take longer.
+# A payload of so many gaps, or whose heads are so close, is read over in a few growing windows; guessing where its
+# heads are would take longer.
 _READ_OVER = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where one array lies."""
-
-    dtype: str
-    count: int
-    offset: int
-    length: int
-
-
-Spans = dict[str, dict[str, Span]]
+Spans = Mapping[str, Mapping[str, Span]]
 """All arrays by tensor and field; tensors in the order of their first records."""
 
 
@@ -72,8 +61,10 @@ class _Head:
         return piece
 
 
-def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Spans:
+def walk(source: HeaderSource, start: int, end: int, header: Header, where: str) -> Spans:
     """Locate every array of the payload between ``start`` and ``end``.
+
+    What writers make is decoded into columns; anything else is looked at head by head, which says what is wrong.
 
     Raises
     ------
@@ -82,11 +73,21 @@ def walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry
         ``wdelta.record-missing``, ``wdelta.record-dtype``, ``wdelta.record-shape``, ``wdelta.record-length``,
         ``wdelta.utf8``.
     """
-    longest = max((len(name.encode("utf-8", "surrogatepass")) for name in entries), default=0)
-    spans: Spans = {}
+    entries = header.tensors
+    if end - start > source.gap * max(_READ_OVER, 2 * len(entries)):  # a tensor has two arrays or more
+        longest = longest_of(entries)
+        source.expect((start_of_head, longest + FIXED) for start_of_head in _guessed_heads(start, end, entries))
+    found = None if header.columns is None else read_columns(source, start, end, header.columns)
+    return found or _walk(source, start, end, entries, where)
+
+
+def _walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Spans:
+    longest = longest_of(entries)
+    spans: dict[str, dict[str, Span]] = {}
     position = start
     if end - start > _READ_OVER * source.gap:
-        source.expect((start_of_head, longest + _FIXED) for start_of_head in _guessed_heads(start, end, entries))
+        longest = longest_of(entries)
+        source.expect((start_of_head, longest + FIXED) for start_of_head in _guessed_heads(start, end, entries))
     while position < end:
         head, size = _read_head(source, position, end, longest, f"{where} at byte {position}")
         position += size
@@ -140,7 +141,7 @@ def _usual_count(entry: Entry) -> int:
 
 
 def _read_head(source: ByteSource, position: int, end: int, longest: int, where: str) -> tuple[Head, int]:
-    taken = _Head(read_bytes(source, position, min(longest + _FIXED, end - position)), where)
+    taken = _Head(read_bytes(source, position, min(longest + FIXED, end - position)), where)
     tensor = taken.text(longest, "wdelta.record-foreign", "a tensor's name")
     name = taken.text(LONGEST_FIELD, "wdelta.record-foreign", "a field's name")
     dtype = taken.text(LONGEST_DTYPE, "wdelta.record-dtype", "an element type")

@@ -72,7 +72,7 @@ def label(file: str, name: str, role: str | None = None) -> str:
     return text if role is None else f"{text} part {role[:80]!r}"
 
 
-def parse(data: bytes | bytearray | memoryview, file: str) -> Manifest:
+def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
     """Decode and type-check a manifest.
 
     Raises
@@ -82,7 +82,7 @@ def parse(data: bytes | bytearray | memoryview, file: str) -> Manifest:
     UnsupportedError
         ``zt.version-major``.
     """
-    root = cbor.loads(data, where=f"{file}: manifest")
+    root = cbor.loads(data, where=f"{file}: manifest", max_items=max_items)
     _check_version(root, file)
     try:
         return msgspec.convert(root, Manifest)

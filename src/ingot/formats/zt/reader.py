@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from ingot.core import manifest_digest
 from ingot.core.dtypes import DTYPES
@@ -13,9 +13,10 @@ from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.foreign import CUT_OFF
+from ingot.formats.zt.columns import Columns, decode, kinds
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
 from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, label, parse
-from ingot.formats.zt.rules import check_objects, check_places, chunks_of, logical_dtype
+from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import codec_of
@@ -56,23 +57,35 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     start, size = manifest_span(head)
     data = read_bytes(head, start, size)
     with gc_paused():
-        manifest = parse(data, source.name)
+        manifest, columns = decode(data, source.name) or (parse(data, source.name), None)
         if manifest.ingot_digest is not None and verify:
             manifest_digest.check_cbor(data, manifest.ingot_digest, source.name)
-        check_objects(source.name, manifest.objects)
-        check_places(source.name, manifest.objects, start)
+        objects = _checked(source.name, manifest, columns, start)
     attributes = dict(manifest.attributes or {})
     receipt = attributes.pop(KEY) if isinstance(attributes.get(KEY), str) else None
     return Catalog(
-        tensors=tensors_of(source, manifest.objects, verify=verify),
+        tensors=tensors_of(source, objects, verify=verify),
         metadata=attributes,
         headers={name or source.name: data},
         sources=(source,),
-        notes=tuple(_notes(manifest)),
-        remarks=tuple(_remarks(manifest)),
+        notes=tuple(_notes(manifest, columns)),
+        remarks=tuple(_remarks(manifest, columns)),
         manifest_digest=manifest.ingot_digest is not None,
         receipt=receipt,
     )
+
+
+def _checked(file: str, manifest: Manifest, columns: Columns | None, end: int) -> Mapping[str, Object]:
+    """Check every tensor; return the objects."""
+    if columns is None:
+        check_objects(file, manifest.objects)
+        check_places(file, manifest.objects, end)
+        return manifest.objects
+    objects = columns.objects()
+    for name in columns.suspects():
+        check_object(file, name, objects[name])
+    check_places(file, objects, end, (columns.parts.offsets, columns.parts.lengths))
+    return objects
 
 
 def with_receipt(source: ByteSource, text: str) -> tuple[int, bytes]:
@@ -157,17 +170,32 @@ def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: boo
     return Lazy(objects, make)
 
 
-def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
     """What is read although the document names no such thing."""
-    parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
-    for kind, count in Counter(part.encoding for part in parts if part.encoding not in ENCODINGS).items():
+    if columns is not None:
+        found = kinds(columns.parts.encoding, ENCODINGS)
+    else:
+        found = _unknown((part.encoding for part in _parts(manifest)), ENCODINGS)
+    for kind, count in found:
         yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
 
 
-def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _remarks(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
     """What the document allows and is worth telling."""
     if manifest.version.split(".")[:2] != VERSION.split(".")[:2]:
         yield "zt.version-minor", f"written to zTensor {manifest.version}, read as {VERSION}"
-    parts = [part for obj in manifest.objects.values() for part in obj.components.values()]
-    for kind, count in Counter(part.type for part in parts if part.type and part.type not in DTYPES).items():
-        yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {str(kind)[:80]!r}"
+    if columns is not None:
+        found = kinds(columns.parts.type, {*DTYPES, ""})
+    else:
+        found = _unknown((part.type for part in _parts(manifest) if part.type), DTYPES)
+    for kind, count in found:
+        yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {kind[:80]!r}"
+
+
+def _parts(manifest: Manifest) -> Iterator[Component]:
+    return (part for obj in manifest.objects.values() for part in obj.components.values())
+
+
+def _unknown(texts: Iterable[str], known: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield texts that are not known, and how often they occur."""
+    return ((text, count) for text, count in Counter(texts).items() if text not in known)

@@ -15,6 +15,7 @@ import numpy as np
 from ingot.core import checksums
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.core.chunk_digests import ChunkDigests, read_chunks
+from ingot.core.columns import Array
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError
 from ingot.formats.zt.layout import ALIGNMENT
@@ -185,17 +186,23 @@ def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
             )
 
 
-def check_places(file: str, objects: Mapping[str, Object], end: int) -> None:
+def _places_of(objects: Mapping[str, Object]) -> tuple[Array, Array]:
+    """Return offsets and lengths of all parts."""
+    parts = [part for obj in objects.values() for part in obj.components.values()]
+    return np.array([part.offset for part in parts], np.int64), np.array([part.length for part in parts], np.int64)
+
+
+def check_places(file: str, objects: Mapping[str, Object], end: int, places: tuple[Array, Array] | None = None) -> None:
     """Check that every blob is aligned, lies between the header and byte ``end``, and shares no byte with another.
+
+    ``places`` are offsets and lengths of all parts, where they are known.
 
     Raises
     ------
     FormatError
         ``zt.blob-misaligned``, ``zt.blob-in-header``, ``zt.blob-out-of-bounds``, ``zt.blob-overlap``.
     """
-    parts = [part for obj in objects.values() for part in obj.components.values()]
-    offsets = np.array([part.offset for part in parts], np.int64)
-    lengths = np.array([part.length for part in parts], np.int64)
+    offsets, lengths = _places_of(objects) if places is None else places
     for rule, message, bad in (
         (
             "zt.blob-misaligned",

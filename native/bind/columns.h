@@ -1,0 +1,31 @@
+// What native code found, as Python takes it: texts as str, columns of numbers as bytes.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace ingot::bind {
+
+inline nanobind::object owned(PyObject* object) {
+  if (object == nullptr) throw nanobind::python_error();
+  return nanobind::steal(object);
+}
+
+inline nanobind::object as_bytes(const std::vector<std::int64_t>& values) {
+  return owned(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(values.data()),
+                                         static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));
+}
+
+// The texts are UTF-8.
+inline nanobind::object as_list(const std::vector<std::string_view>& texts) {
+  nanobind::object list = owned(PyList_New(static_cast<Py_ssize_t>(texts.size())));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    PyObject* text = PyUnicode_FromStringAndSize(texts[i].data(), static_cast<Py_ssize_t>(texts[i].size()));
+    if (text == nullptr || PyList_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), text) != 0) throw nanobind::python_error();
+  }
+  return list;
+}
+
+}  // namespace ingot::bind

@@ -1,0 +1,79 @@
+#include "core/table.h"
+
+#include <nanobind/stl/string_view.h>
+
+#include <iterator>
+#include <string>
+
+#include "bind/bind.h"
+#include "bind/buffer.h"
+#include "bind/columns.h"
+
+namespace {
+
+using ingot::bind::as_bytes;
+using ingot::bind::as_list;
+using ingot::table::Column;
+using ingot::table::Doubt;
+using ingot::table::Kind;
+using ingot::table::Schema;
+using ingot::table::Table;
+
+Kind kind_of(std::string_view name) {
+  constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "decimal", "any", "struct", "map"};
+  for (std::size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] == name) return static_cast<Kind>(i);
+  }
+  throw nb::value_error("expected a kind of column");
+}
+
+// (kind, optional, key, inner); recursion ends with the schema, which is ours.
+Schema schema_of(nb::handle said) {
+  const auto row = nb::cast<nb::tuple>(said);
+  Schema schema{kind_of(nb::cast<const char*>(row[0])), nb::cast<bool>(row[1]), nb::cast<const char*>(row[2]), {}};
+  for (const nb::handle each : nb::cast<nb::tuple>(row[3])) schema.inner.push_back(schema_of(each));
+  if (schema.inner.size() > 64) throw nb::value_error("expected at most 64 fields");
+  if (schema.kind == Kind::kMap && schema.inner.size() != 1) throw nb::value_error("expected a map of one kind of values");
+  return schema;
+}
+
+nb::object column_of(const Column& column) {
+  nb::list inner;
+  for (const Column& each : column.inner) inner.append(column_of(each));
+  return nb::make_tuple(as_bytes(column.first), as_bytes(column.second), as_bytes(column.third),
+                        as_list(column.texts.all()), inner);
+}
+
+template <class Read>
+nb::object read(nb::handle data, nb::handle schema, const Read& function) {
+  const ingot::bind::Bytes bytes(data);
+  const Schema row = schema_of(schema);
+  try {
+    const Table table = function(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), row);
+    return nb::make_tuple(table.begin, table.end, table.aside_begin, table.aside_end, as_list(table.names),
+                          column_of(table.rows));
+  } catch (const Doubt&) {
+    return nb::none();
+  }
+}
+
+nb::object table_json(nb::handle data, nb::handle schema, std::string_view under, std::string_view aside) {
+  return read(data, schema, [&](std::string_view text, const Schema& row) {
+    return ingot::table::read_json(text, row, under, aside);
+  });
+}
+
+nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under, std::uint32_t depth, std::uint64_t items) {
+  return read(data, schema, [&](std::string_view text, const Schema& row) {
+    return ingot::table::read_cbor(text, row, under, depth, items);
+  });
+}
+
+}  // namespace
+
+void bind_table(nb::module_& m) {
+  define(m, "table_json", &table_json, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("aside"),
+         "Decode a map of alike structs in JSON: (begin, end, begin and end of what is aside, names, columns), or None.");
+  define(m, "table_cbor", &table_cbor, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("max_depth"),
+         nb::arg("max_items"), "The same in strict CBOR.");
+}

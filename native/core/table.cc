@@ -1,0 +1,289 @@
+#include "core/table.h"
+
+#include <algorithm>
+
+#include "core/cbor.h"
+#include "core/fnv.h"
+#include "core/json.h"
+
+namespace ingot::table {
+namespace {
+
+constexpr std::size_t kMaxPairs = 64;
+
+std::size_t hash(std::string_view text) {
+  return static_cast<std::size_t>(fnv1a64(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()));
+}
+
+// The bytes as strict CBOR. Errors of its cursor are doubts: who looks closely finds them again.
+class Cbor {
+ public:
+  struct Frame {
+    std::uint64_t left;
+  };
+
+  Cbor(std::string_view data, cbor::Limits limits)
+      : cursor_(reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), limits) {}
+
+  std::size_t place() const { return cursor_.position(); }
+  std::size_t position() const { return cursor_.position(); }
+  std::uint64_t number() {
+    const cbor::Item item = want(cbor::Kind::kUnsigned);
+    if (item.value > INT64_MAX) throw Doubt{};
+    return item.value;
+  }
+  std::string_view text() { return want(cbor::Kind::kText).bytes; }
+  [[noreturn]] std::string_view decimal() { throw Doubt{}; }
+  Frame map() { return entered(cbor::Kind::kMap); }
+  bool key(Frame& frame, std::string_view& key) {
+    if (!element(frame)) return false;
+    key = cursor_.key().bytes;
+    return true;
+  }
+  Frame array() { return entered(cbor::Kind::kArray); }
+  bool element(Frame& frame) {
+    if (frame.left == 0) {
+      cursor_.leave();
+      return false;
+    }
+    --frame.left;
+    return true;
+  }
+  // Recursion ends at the depth limit.
+  void skip() {
+    const cbor::Item item = cursor_.next();
+    if (item.kind == cbor::Kind::kArray) {
+      cursor_.enter(item);
+      for (std::uint64_t i = 0; i < item.value; ++i) skip();
+      cursor_.leave();
+    } else if (item.kind == cbor::Kind::kMap) {
+      cursor_.enter(item);
+      std::vector<std::string_view> keys;
+      for (std::uint64_t i = 0; i < item.value; ++i) {
+        keys.push_back(cursor_.key().bytes);
+        skip();
+      }
+      cursor_.leave();
+      std::sort(keys.begin(), keys.end());
+      if (std::adjacent_find(keys.begin(), keys.end()) != keys.end()) throw Doubt{};
+    }
+  }
+  void finish() const { cursor_.finish(); }
+
+ private:
+  cbor::Item want(cbor::Kind kind) {
+    const cbor::Item item = cursor_.next();
+    if (item.kind != kind) throw Doubt{};
+    return item;
+  }
+  Frame entered(cbor::Kind kind) {
+    const cbor::Item item = want(kind);
+    cursor_.enter(item);
+    return {item.value};
+  }
+
+  cbor::Cursor cursor_;
+};
+
+template <class In>
+class Reader {
+ public:
+  Reader(std::string_view data, In& in) : data_(data), in_(in) {}
+
+  Table run(const Schema& row, std::string_view under, std::string_view aside) {
+    Table table;
+    shape(row, table.rows);
+    if (under.empty()) {
+      rows(row, table, aside);
+    } else {
+      auto frame = in_.map();
+      std::string_view key;
+      bool found = false;
+      while (in_.key(frame, key)) {
+        if (key != under) {
+          in_.skip();
+          continue;
+        }
+        if (found) throw Doubt{};
+        found = true;
+        rows(row, table, {});
+      }
+      if (!found) throw Doubt{};
+    }
+    in_.finish();
+    close(row, table.rows);
+    return table;
+  }
+
+ private:
+  void rows(const Schema& row, Table& table, std::string_view aside) {
+    table.begin = in_.place();
+    auto frame = in_.map();
+    std::string_view name;
+    while (in_.key(frame, name)) {
+      if (!aside.empty() && name == aside) {
+        if (table.aside_end != 0) throw Doubt{};
+        table.aside_begin = in_.place();
+        in_.skip();
+        table.aside_end = in_.position();
+        continue;
+      }
+      table.names.push_back(name);
+      value(row, table.rows);
+    }
+    table.end = in_.position();
+  }
+
+  static void shape(const Schema& schema, Column& column) {
+    column.inner.resize(schema.inner.size());
+    for (std::size_t i = 0; i < schema.inner.size(); ++i) shape(schema.inner[i], column.inner[i]);
+  }
+
+  // Adds the ends to columns of beginnings.
+  static void close(const Schema& schema, Column& column) {
+    if (schema.kind == Kind::kSizes) column.second.push_back(static_cast<std::int64_t>(column.first.size()));
+    if (schema.kind == Kind::kMap) column.first.push_back(static_cast<std::int64_t>(column.second.size()));
+    for (std::size_t i = 0; i < schema.inner.size(); ++i) close(schema.inner[i], column.inner[i]);
+  }
+
+  // Recursion ends with the schema.
+  void value(const Schema& schema, Column& column) {
+    switch (schema.kind) {
+      case Kind::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
+      case Kind::kText: column.first.push_back(column.texts.code(in_.text())); return;
+      case Kind::kPlace: place(column, in_.text()); return;
+      case Kind::kDecimal: place(column, in_.decimal()); return;
+      case Kind::kSizes: sizes(column); return;
+      case Kind::kStruct: fields(schema, column); return;
+      case Kind::kMap: pairs(schema, column); return;
+      case Kind::kAny: break;
+    }
+    const std::size_t begin = in_.place();
+    in_.skip();
+    place(column, data_.substr(begin, in_.position() - begin));
+  }
+
+  void place(Column& column, std::string_view text) {
+    column.first.push_back(text.data() - data_.data());
+    column.second.push_back(static_cast<std::int64_t>(text.size()));
+  }
+
+  void sizes(Column& column) {
+    const std::size_t begin = column.first.size();
+    column.second.push_back(static_cast<std::int64_t>(begin));
+    std::uint64_t nonzero = 1;
+    bool zero = false;
+    auto frame = in_.array();
+    while (in_.element(frame)) {
+      const std::uint64_t size = in_.number();
+      column.first.push_back(static_cast<std::int64_t>(size));
+      multiply(size, nonzero, zero);
+      if (column.first.size() - begin > kMaxRank) throw Doubt{};
+    }
+    column.third.push_back(zero ? 0 : static_cast<std::int64_t>(nonzero));
+  }
+
+  void fields(const Schema& schema, Column& column) {
+    column.first.push_back(1);
+    const std::size_t count = schema.inner.size();
+    std::uint64_t seen = 0;
+    std::size_t likely = 0;  // writers keep an order
+    auto frame = in_.map();
+    std::string_view key;
+    while (in_.key(frame, key)) {
+      std::size_t tried = 0;
+      while (tried < count && schema.inner[likely % count].key != key) ++likely, ++tried;
+      if (tried == count) throw Doubt{};
+      likely %= count;
+      if (seen >> likely & 1) throw Doubt{};
+      seen |= std::uint64_t{1} << likely;
+      value(schema.inner[likely], column.inner[likely]);
+      ++likely;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (seen >> i & 1) continue;
+      if (!schema.inner[i].optional) throw Doubt{};
+      absent(schema.inner[i], column.inner[i]);
+    }
+  }
+
+  void pairs(const Schema& schema, Column& column) {
+    const std::size_t begin = column.second.size();
+    column.first.push_back(static_cast<std::int64_t>(begin));
+    auto frame = in_.map();
+    std::string_view key;
+    while (in_.key(frame, key)) {
+      const std::int64_t code = column.texts.code(key);
+      for (std::size_t i = begin; i < column.second.size(); ++i) {
+        if (column.second[i] == code) throw Doubt{};
+      }
+      column.second.push_back(code);
+      if (column.second.size() - begin > kMaxPairs) throw Doubt{};
+      value(schema.inner[0], column.inner[0]);
+    }
+  }
+
+  static void absent(const Schema& schema, Column& column) {
+    switch (schema.kind) {
+      case Kind::kSizes:
+        column.second.push_back(static_cast<std::int64_t>(column.first.size()));
+        column.third.push_back(-1);
+        return;
+      case Kind::kMap: column.first.push_back(static_cast<std::int64_t>(column.second.size())); return;
+      case Kind::kStruct:
+        column.first.push_back(0);
+        for (std::size_t i = 0; i < schema.inner.size(); ++i) absent(schema.inner[i], column.inner[i]);
+        return;
+      case Kind::kPlace:
+      case Kind::kDecimal:
+      case Kind::kAny: column.second.push_back(-1); [[fallthrough]];
+      default: column.first.push_back(-1);
+    }
+  }
+
+  std::string_view data_;
+  In& in_;
+};
+
+}  // namespace
+
+// Where the text's code stands, or would.
+std::size_t Texts::slot(std::string_view text) const {
+  const std::size_t mask = slots_.size() - 1;
+  std::size_t at = hash(text) & mask;
+  while (slots_[at] >= 0 && all_[static_cast<std::size_t>(slots_[at])] != text) at = (at + 1) & mask;
+  return at;
+}
+
+std::int64_t Texts::find(std::string_view text) const { return slots_.empty() ? -1 : slots_[slot(text)]; }
+
+std::int64_t Texts::code(std::string_view text) {
+  if (2 * all_.size() >= slots_.size()) grow();
+  std::int32_t& code = slots_[slot(text)];
+  if (code < 0) {
+    code = static_cast<std::int32_t>(all_.size());
+    all_.push_back(text);
+  }
+  return code;
+}
+
+void Texts::grow() {
+  slots_.assign(std::max<std::size_t>(16, 2 * slots_.size()), -1);
+  for (std::size_t code = 0; code < all_.size(); ++code) slots_[slot(all_[code])] = static_cast<std::int32_t>(code);
+}
+
+Table read_json(std::string_view data, const Schema& row, std::string_view under, std::string_view aside) {
+  json::Cursor in(data);
+  return Reader<json::Cursor>(data, in).run(row, under, aside);
+}
+
+Table read_cbor(std::string_view data, const Schema& row, std::string_view under, std::uint32_t depth, std::uint64_t items) {
+  Cbor in(data, {depth, items, false});
+  try {
+    return Reader<Cbor>(data, in).run(row, under, {});
+  } catch (const cbor::Error&) {
+    throw Doubt{};
+  }
+}
+
+}  // namespace ingot::table

@@ -1,0 +1,87 @@
+// Headers of files: a map of many alike structs, in JSON or strict CBOR, decoded at once into columns.
+//
+// Only what is beyond doubt is taken: whatever a schema does not name, a repeated key, an escape in a name, a number that
+// is no natural one below 2**63 throw `Doubt`. Then somebody who can say what is wrong, or only unusual, looks closely.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace ingot::table {
+
+struct Doubt {};
+
+enum class Kind : std::uint8_t {
+  kNumber,   // a natural number
+  kText,     // one of a few texts
+  kPlace,    // a text, left where it lies
+  kSizes,    // natural numbers, at most `kMaxRank` of them
+  kDecimal,  // JSON: a number that is not negative, left where it lies
+  kAny,      // CBOR: any value, left where it lies
+  kStruct,   // keys that the schema names
+  kMap,      // any keys, with values that are alike
+};
+
+constexpr std::size_t kMaxRank = 64;
+
+struct Schema {
+  Kind kind;
+  bool optional;              // of a field: it may be absent
+  std::string key;            // of a field
+  std::vector<Schema> inner;  // fields of a struct; the one kind of a map's values
+};
+
+// Texts that repeat, in the order in which they first came; valid as long as the bytes that they are of.
+class Texts {
+ public:
+  // The code of a text, which is new if it was not there.
+  std::int64_t code(std::string_view text);
+  std::int64_t find(std::string_view text) const;  // -1 where it was not there
+  const std::vector<std::string_view>& all() const { return all_; }
+
+ private:
+  std::size_t slot(std::string_view text) const;
+  void grow();
+
+  std::vector<std::string_view> all_;
+  std::vector<std::int32_t> slots_;
+};
+
+// Values of one field, in the order of the rows; -1 stands for one that is absent.
+//   kNumber           first: values
+//   kText             first: codes, places in `texts`
+//   kPlace and alike  first: where they begin, second: bytes
+//   kSizes            first: sizes of all rows, second: where each row's begin, and the end, third: their product,
+//                     which alone tells that there are none
+//   kStruct           first: 1 where it is there; inner: its fields
+//   kMap              first: where each row's pairs begin, and the end, second: codes of the keys, inner: the values
+struct Column {
+  std::vector<std::int64_t> first, second, third;
+  Texts texts;
+  std::vector<Column> inner;
+};
+
+struct Table {
+  std::size_t begin = 0, end = 0;  // of the map, in the bytes
+  std::size_t aside_begin = 0, aside_end = 0;
+  std::vector<std::string_view> names;
+  Column rows;
+};
+
+// Decodes the map under the root's key `under`, or the root itself where that is empty; of its keys, `aside` is passed
+// over, and its value left to whoever asks. All of the bytes are one value; what lies outside of the map is only passed
+// over. `depth` and `items` as `cbor::Limits`. Throws Doubt.
+Table read_json(std::string_view data, const Schema& row, std::string_view under, std::string_view aside);
+Table read_cbor(std::string_view data, const Schema& row, std::string_view under, std::uint32_t depth, std::uint64_t items);
+
+// Appends one size to a product of sizes; Doubt past 2**63 - 1, zeros aside. `nonzero` begins with 1.
+inline void multiply(std::uint64_t size, std::uint64_t& nonzero, bool& zero) {
+  zero = zero || size == 0;
+  if (size != 0 && __builtin_mul_overflow(nonzero, size, &nonzero)) throw Doubt{};
+  if (nonzero > INT64_MAX) throw Doubt{};
+}
+
+}  // namespace ingot::table

@@ -1,0 +1,163 @@
+"""Dense tensors whose blocks are just what the directory says, most of a file: found and checked together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.core.columns import Array, chosen, numbers, spelled
+from ingot.core.dtypes import DTYPES
+from ingot.formats.squizd.blocks import DTYPE_CODES, MOST, NPCL, npcl
+from ingot.formats.squizd.carry import Form
+from ingot.formats.squizd.directory import Entries, EntryColumns
+from ingot.formats.squizd.layout import ALIGNMENT
+from ingot.formats.squizd.tensors import Located
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.ranges import HeaderSource
+from ingot.model.spec import PartSpec, TensorSpec
+
+Flags = NDArray[np.bool_]
+Span = tuple[int, int]
+
+_FIXED = 12  # bytes of a block's header before its sizes
+_WHOLE_BYTES = {name: row.bits // 8 for name, row in DTYPES.items() if row.bits % 8 == 0 and name in DTYPE_CODES}
+_MANY = 1 << 55
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Entries of a directory that are such tensors: their numbers in it, and where their blocks begin and end."""
+
+    entries: Entries
+    places: Array
+    starts: Array
+    ends: Array
+
+    def others(self) -> list[str]:
+        """Return the names of the entries that are none."""
+        left = np.ones(len(self.entries), bool)
+        left[self.places] = False
+        names = [*self.entries]
+        return [names[place] for place in np.flatnonzero(left)]
+
+    def spans(self) -> Iterator[tuple[int, int, str]]:
+        """Yield where each block begins and ends, and its tensor's name."""
+        names = [*self.entries]
+        for place, start, end in zip(self.places.tolist(), self.starts.tolist(), self.ends.tolist(), strict=True):
+            yield start, end, names[place]
+
+
+class Found(Mapping[str, Located]):
+    """Tensors as found, in the order of a directory: plain ones are made when they are asked for."""
+
+    def __init__(self, plain: Plain, closely: dict[str, Located]) -> None:
+        self._entries = plain.entries
+        self.closely = closely
+
+    def __getitem__(self, name: str) -> Located:
+        found = self.closely.get(name)
+        if found is not None:
+            return found
+        entry = self._entries[name]
+        form, parts = _dense(entry.dtype, entry.shape)
+        spec = TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, parts)
+        return Located(spec, form, entry.offset, digests=entry.digests)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+
+@lru_cache(maxsize=1024)
+def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[Form, tuple[PartSpec, ...]]:
+    """Return the block of a dense tensor and its part, which many tensors of a model share."""
+    block = npcl(dtype, shape)
+    piece = block.pieces[0]
+    return Form(block), (PartSpec(piece.role, piece.dtype, piece.length, piece.type),)
+
+
+def plain_of(source: HeaderSource, entries: Entries, layers: Sequence[Span]) -> Plain:
+    """Find the dense tensors whose blocks lie in their layers as the directory says; others deserve a closer look."""
+    columns = entries.columns
+    offsets, ranks = numbers(columns.offset.first), np.diff(numbers(columns.shape.second))
+    lengths = numbers(columns.shape.third) * chosen(columns.dtype, _WHOLE_BYTES, 0) + _FIXED + 4 * ranks
+    layer = numbers(columns.layer.first)
+    bounds = np.array([*layers, (0, 0)], np.int64)  # the last for a layer that is not there
+    first, end = bounds[np.minimum(layer, len(layers))].T
+    good = _simple(columns) & (first <= offsets) & (offsets < end) & (lengths <= end - offsets)
+    places = np.flatnonzero(good)
+    for rank in np.unique(ranks[places]).tolist():
+        own = places[ranks[places] == rank]
+        good[own] = _headed(source, columns, own, rank)
+    places = np.flatnonzero(good)
+    return Plain(entries, places, offsets[places], (offsets + lengths)[places])
+
+
+def _simple(columns: EntryColumns) -> Flags:
+    """Return which entries are of dense tensors, with nothing that deserves a closer look."""
+    good: Flags = chosen(columns.codec, {DenseLayout.codec: 1}) == 1
+    good &= chosen(columns.dtype, _WHOLE_BYTES, 0) > 0
+    for absent in (columns.scales.first, columns.first.third, columns.second.third, columns.mask.third):
+        good &= numbers(absent) < 0
+    for empty in (columns.params, columns.chunks):
+        good &= numbers(empty.second) <= 1  # a map without keys is one byte
+    counts, starts, sizes = (numbers(each) for each in (columns.shape.third, columns.shape.second, columns.shape.first))
+    good &= (counts >= 0) & (counts <= _MANY)
+    large = np.flatnonzero(sizes > MOST)
+    good[np.searchsorted(starts, large, "right") - 1] = False
+    own = columns.digests
+    odd = ~spelled(own.inner[0], columns.data) | (_foreign(own.texts)[numbers(own.second)] if own.texts else False)
+    good[np.searchsorted(numbers(own.first), np.flatnonzero(odd), "right") - 1] = False
+    return good
+
+
+def _foreign(texts: Sequence[str]) -> Flags:
+    """Return which keys of digests are of no dense tensor's part."""
+    return np.array([text != DATA for text in texts], bool)
+
+
+def _headed(source: HeaderSource, columns: EntryColumns, own: Array, rank: int) -> Flags:
+    """Return which of these blocks, whose tensors have so many dimensions, begin as the directory has them."""
+    codes = chosen(columns.dtype, DTYPE_CODES)[own]
+    sizes = numbers(columns.shape.first)[numbers(columns.shape.second)[own, None] + np.arange(rank)]
+    heads = np.empty((own.size, 3 + rank), "<u4")
+    heads[:, 0], heads[:, 1], heads[:, 2] = int.from_bytes(NPCL, "little"), codes, rank
+    heads[:, 3:] = sizes
+    offsets = numbers(columns.offset.first)[own]
+    order = np.argsort(offsets, kind="stable")
+    good, size = np.zeros(own.size, bool), _FIXED + 4 * rank
+    for some, base, memory in source.pieces(offsets[order], np.full(own.size, size)):
+        chosen_ones = order[some]
+        found = memory[(offsets[chosen_ones] - base)[:, None] + np.arange(size)]
+        good[chosen_ones] = (found == heads[chosen_ones].view(np.uint8)).all(1)
+    return good
+
+
+def is_padding(source: HeaderSource, starts: Array, lengths: Array) -> bool:
+    """Whether these spans, in order and apart, are shorter than 64 bytes and hold nothing but zeros."""
+    if (lengths >= ALIGNMENT).any():
+        return False
+    for some, base, memory in source.pieces(starts, lengths):
+        ends = np.cumsum(lengths[some])
+        if not ends.size or not ends[-1]:
+            continue
+        inside = np.arange(ends[-1]) + np.repeat(starts[some] - base - ends + lengths[some], lengths[some])
+        if memory[inside].any():
+            return False
+    return True
+
+
+def overlaps(starts: NDArray[Any], ends: NDArray[Any]) -> bool:
+    """Whether any two of these spans share a byte."""
+    order = np.lexsort((ends, starts))
+    return bool((starts[order][1:] < ends[order][:-1]).any())

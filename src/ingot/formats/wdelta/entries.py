@@ -1,0 +1,248 @@
+"""Entries of the header: what it says of one tensor, by itself or as rows of columns that are checked together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from ingot.core.columns import ABSENT, Array, Column, chosen, field, json_table, numbers, record
+from ingot.core.dtypes import dtype
+from ingot.core.structs import warm
+from ingot.errors import IngotError
+from ingot.formats.wdelta.layout import FIELDS, STRATEGIES
+from ingot.model.delta import Change
+
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@warm
+class Ref(msgspec.Struct, forbid_unknown_fields=True):
+    """``{"_ref": field}``: the array is in the payload."""
+
+    ref: str = msgspec.field(name="_ref")
+
+
+@warm
+class Entry(msgspec.Struct):
+    """What the header says of one tensor; fields of all strategies."""
+
+    strategy: str
+    shape: tuple[_Natural, ...]
+    dtype: str
+    base_dtype: str | None = None
+    sparsity: int | float | None = None
+    outlier_fraction: int | float | None = None
+    n_elements: _Natural | None = None
+    n_cols: _Natural | None = None
+    n_outliers: _Natural | None = None
+    int4_layout: int | None = None
+    indices: Ref | None = None
+    values: Ref | None = None
+    scales: Ref | None = None
+    packed_signs: Ref | None = None
+    outlier_idx: Ref | None = None
+    outlier_vals: Ref | None = None
+    scale: Ref | None = None
+    zero_point: Ref | None = None
+    packed: Ref | None = None
+
+    @property
+    def codec(self) -> str:
+        """Codec id of the strategy."""
+        return STRATEGIES[self.strategy].codec
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def layout(self) -> int:
+        """How ``packed`` is laid out: 1 without the outliers, 2 with them."""
+        return self.int4_layout or 1
+
+    @property
+    def change(self) -> Change:
+        """What becomes of the tensor. Without a ``base_dtype`` the result is float32, as of deltatensors 0.2.0."""
+        return change_of(self.base_dtype)
+
+    def params(self) -> dict[str, Any]:
+        """Return the codec's parameters."""
+        if self.strategy == "sparse":
+            return {} if self.sparsity is None else {"sparsity": self.sparsity}
+        if self.strategy == "quantized":
+            return {}
+        fraction = {} if self.outlier_fraction is None else {"outlier_fraction": self.outlier_fraction}
+        return {**fraction, "layout": self.layout}
+
+    def counts(self) -> dict[str, int | None]:
+        """Return how many elements each array of the payload has; None where only the payload tells."""
+        if self.strategy == "sparse":
+            return {"indices": None, "values": None}
+        if self.strategy == "quantized":
+            return {"scales": scale_rows(self.shape), "packed_signs": -(-self.size // 8)}
+        apart = self.n_outliers or 0
+        codes = self.size - (apart if self.layout == 1 else 0)
+        return {"outlier_idx": apart, "outlier_vals": apart, "scale": 1, "zero_point": 1, "packed": -(-codes // 2)}
+
+
+def change_of(base_dtype: str | None) -> Change:
+    """Return what becomes of a tensor that states this element type, or none."""
+    return Change("apply", dtype(base_dtype).name if base_dtype else "f32")
+
+
+def scale_rows(shape: Sequence[int]) -> int:
+    """Return how many scales a tensor of strategy ``quantized`` has: one per row, its first dimension."""
+    return shape[0] if len(shape) > 1 else 1
+
+
+def cols(shape: Sequence[int]) -> int:
+    """Return the number that ``n_cols`` states."""
+    return prod(shape[1:]) if len(shape) > 1 else prod(shape)
+
+
+_REF = record(field("_ref", "text"))
+_ROW = record(
+    field("strategy", "text"),
+    field("shape", "sizes"),
+    field("dtype", "text"),
+    field("base_dtype", "text", optional=True),
+    field("sparsity", "decimal", optional=True),
+    field("outlier_fraction", "decimal", optional=True),
+    field("n_elements", "number", optional=True),
+    field("n_cols", "number", optional=True),
+    field("n_outliers", "number", optional=True),
+    field("int4_layout", "number", optional=True),
+    *(field(name, _REF, optional=True) for name in FIELDS),
+)
+_MANY = 1 << 55
+"""Elements: nothing so large is told without a closer look, so that no product of theirs passes 63 bits."""
+_NAMES = tuple(STRATEGIES)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryColumns:
+    """All entries of a header that break no rule. ``rest`` is the header without them, which is still to be parsed."""
+
+    rows: dict[str, int]
+    rest: bytes
+    data: bytes
+    strategy: Column
+    shape: Column
+    base_dtype: Column
+    decimals: tuple[Column, Column]
+    counts: tuple[Column, Column, Column, Column]
+
+    def entry(self, row: int) -> Entry:
+        """Return one entry."""
+        strategy = self.strategy.text(row) or ""
+        sparsity, fraction = (
+            None if (at := each.span(row)) is None else json.loads(self.data[at]) for each in self.decimals
+        )
+        elements, cols, outliers, layout = (None if each.first[row] < 0 else each.first[row] for each in self.counts)
+        return Entry(
+            strategy,
+            self.shape.sizes(row),
+            "float32",
+            self.base_dtype.text(row),
+            sparsity,
+            fraction,
+            elements,
+            cols,
+            outliers,
+            layout,
+            **{name: Ref(name) for name in STRATEGIES[strategy].fields},
+        )
+
+    @property
+    def kinds(self) -> Array:
+        """The number of each entry's strategy, in the order of ``STRATEGIES``."""
+        return chosen(self.strategy, {name: number for number, name in enumerate(_NAMES)})
+
+    @property
+    def sizes(self) -> Array:
+        """The number of elements of each tensor."""
+        return numbers(self.shape.third)
+
+    @property
+    def scales(self) -> Array:
+        """``scale_rows`` of each tensor."""
+        return np.where(self._ranks > 1, self._leading, 1)
+
+    @property
+    def layouts(self) -> Array:
+        """``Entry.layout`` of each tensor."""
+        return np.maximum(numbers(self.counts[3].first), 1)
+
+    @property
+    def outliers(self) -> Array:
+        """``n_outliers`` of each tensor."""
+        return numbers(self.counts[2].first)
+
+    def sound(self, version: int) -> bool:
+        """Whether no entry breaks a rule; some that break none are not told so."""
+        kinds, sizes = self.kinds, self.sizes
+        elements, columns, outliers, layouts = (numbers(each.first) for each in self.counts)
+        if (kinds < 0).any() or (sizes > _MANY).any() or (self._leading == 0).any():
+            return False
+        signs, codes = (kinds == _NAMES.index(name) for name in ("quantized", "int4"))
+        wrong = (signs | codes) & (elements != sizes)
+        wrong |= signs & (columns != np.where(self._ranks > 1, sizes // self._leading, sizes))
+        wrong |= codes & ((outliers < 0) | (outliers > sizes))
+        wrong |= codes & ~np.isin(layouts, (ABSENT,) if version == 1 else (ABSENT, 1, 2))
+        return not wrong.any() and _are_dtypes(self.base_dtype.texts)
+
+    @property
+    def _ranks(self) -> Array:
+        return np.diff(numbers(self.shape.second))
+
+    @property
+    def _leading(self) -> Array:
+        """The first size of each tensor, 1 where it has none."""
+        ranks, flat = self._ranks, np.append(numbers(self.shape.first), 1)
+        return np.where(ranks > 0, flat[numbers(self.shape.second)[:-1]], 1)
+
+
+def entry_columns(data: bytes, version: int) -> EntryColumns | None:
+    """Decode the entries of a header; None where it deserves a closer look."""
+    table = json_table(data, _ROW, under="tensors")
+    if table is None:
+        return None
+    strategy, shape, kind, base, sparsity, fraction, elements, columns, outliers, layout, *refs = table.columns
+    if set(kind.texts) - {"float32"} or not _refer(strategy, refs):
+        return None
+    made = EntryColumns(
+        table.rows,
+        table.rest,
+        data,
+        strategy,
+        shape,
+        base,
+        (sparsity, fraction),
+        (elements, columns, outliers, layout),
+    )
+    return made if made.sound(version) else None
+
+
+def _refer(strategy: Column, refs: Sequence[Column]) -> bool:
+    """Whether every entry refers to all arrays of its strategy by their names."""
+    for name, ref in zip(FIELDS, refs, strict=True):
+        needed = chosen(
+            strategy, {text: int(name in STRATEGIES[text].fields) for text in strategy.texts if text in STRATEGIES}
+        )
+        if (needed.astype(bool) & (chosen(ref.inner[0], {name: 1}) != 1)).any():
+            return False
+    return True
+
+
+def _are_dtypes(texts: Sequence[str]) -> bool:
+    try:
+        return all(dtype(text) is not None for text in texts)
+    except IngotError:
+        return False

@@ -1,0 +1,141 @@
+"""The payload in columns: heads of records as writers make them, decoded in native code and checked together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.core.columns import Array, Column, Heads, Rows, chosen, numbers
+from ingot.formats.wdelta.entries import EntryColumns
+from ingot.formats.wdelta.layout import FIELDS, ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Span
+from ingot.model.ranges import HeaderSource
+
+# Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
+FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
+
+# A tensor's name, a field's, an element type; sizes; the data's length, and the data.
+_HEAD = "tttdQ>"
+_MANY = 1 << 55
+_ITEMS = {name: size for name, (_, size) in ITEM.items()}
+_NUMBER = {name: number for number, name in enumerate(FIELDS)}
+_KIND = np.array([kind for kind, row in enumerate(STRATEGIES.values()) for _ in row.fields], np.int64)
+_FIELDS_OF = np.bincount(_KIND)
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Heads of all records, and where their data lie: ``row`` is that of the entry, ``field`` a place in ``FIELDS``."""
+
+    names: list[str]
+    row: Array
+    field: Array
+    dtype: Column
+    counts: Array
+    lengths: Array
+    offsets: Array
+
+
+def longest_of(names: Collection[str]) -> int:
+    """Return the bytes of the longest name."""
+    if "".join(names).isascii():
+        return max(map(len, names), default=0)
+    return max(len(name.encode("utf-8", "surrogatepass")) for name in names)
+
+
+def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> Rows[dict[str, Span]] | None:
+    """Locate every array of the payload; None where a closer look is needed."""
+    records = _records(source, start, end, entries)
+    if records is None or not _sound(records, entries):
+        return None
+    places = np.full((len(entries.rows), len(FIELDS)), -1, np.int32)
+    places[records.row, records.field] = np.arange(records.row.size, dtype=np.int32)
+    if np.count_nonzero(places >= 0) != records.row.size:  # one of them twice
+        return None
+    counts, lengths, offsets = (memoryview(each) for each in (records.counts, records.lengths, records.offsets))
+
+    def make(row: int) -> dict[str, Span]:
+        found = places[row].tolist()
+        return {
+            name: Span(ITEM[records.dtype.text(place) or ""][0], counts[place], offsets[place], lengths[place])
+            for name, place in zip(FIELDS, found, strict=True)
+            if place >= 0
+        }
+
+    return Rows({name: entries.rows[name] for name in records.names}, make)
+
+
+def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> _Records | None:
+    heads, position = Heads(_HEAD), start
+    longest = longest_of(entries.rows)
+    while position < end:
+        least = min(longest + FIXED, end - position)
+        step = heads.take(source.window(position, least)[: end - position], 0, end)
+        if not step:  # in doubt, or not a whole one where all that writers make would be
+            return None
+        position += step
+    if position != end:
+        return None
+    names, fields, dtype, sizes, lengths = heads.columns()
+    known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
+    row = known[numbers(names.first)]
+    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + sum(_bytes(text) for text in (names, fields, dtype))
+    length = numbers(lengths.first)
+    offsets = start + np.cumsum(nbytes + length) - length
+    field = chosen(fields, _NUMBER)
+    return _Records(names.texts, row, field, dtype, numbers(sizes.third), length, offsets)
+
+
+def _bytes(texts: Column) -> Array:
+    """Return how many bytes each text takes."""
+    return np.array([len(text.encode()) for text in texts.texts], np.int64)[numbers(texts.first)]
+
+
+def _sound(records: _Records, entries: EntryColumns) -> bool:
+    """Whether every entry has as many arrays as it needs, of a type and size that these may have."""
+    row, field, kinds = records.row, records.field, entries.kinds
+    if (row < 0).any() or (field < 0).any() or row.size != _FIELDS_OF[kinds].sum() or (records.counts > _MANY).any():
+        return False
+    wrong = (_KIND[field] != kinds[row]) | (records.lengths != records.counts * chosen(records.dtype, _ITEMS, 0))
+    if wrong.any():
+        return False
+    fields = ((name, np.flatnonzero(field == number)) for number, name in enumerate(FIELDS))
+    return all(_fits(name, records, own, entries) for name, own in fields) and _paired(records, entries)
+
+
+def _fits(name: str, records: _Records, own: Array, entries: EntryColumns) -> bool:
+    """Whether the arrays of one field are of a type that it may have, and of the right sizes."""
+    spellings = next(each.fields[name] for each in STRATEGIES.values() if name in each.fields)
+    row, codes = records.row[own], chosen(records.dtype, {text: at for at, text in enumerate(spellings)})[own]
+    if (codes < 0).any() or (name == "outlier_idx" and ((codes > 0) & (entries.layouts[row] == 1)).any()):
+        return False
+    return _counted(name, records.counts[own], row, entries)
+
+
+def _counted(name: str, counts: Array, row: Array, entries: EntryColumns) -> bool:
+    """Whether arrays of one field have as many elements as ``Entry.counts`` says."""
+    sizes, apart = entries.sizes[row], entries.outliers[row]
+    if name in ("indices", "values"):
+        return not (counts > sizes).any()
+    if name == "packed":
+        sizes = sizes - np.where(entries.layouts[row] == 1, apart, 0)
+    wanted = {
+        "scales": entries.scales[row],
+        "packed_signs": -(-sizes // 8),
+        "outlier_idx": apart,
+        "outlier_vals": apart,
+        "packed": -(-sizes // 2),
+    }.get(name, 1)
+    return not (counts != wanted).any()
+
+
+def _paired(records: _Records, entries: EntryColumns) -> bool:
+    """Whether sparse tensors have as many values as indices."""
+    found = []
+    for name in ("indices", "values"):
+        own = records.field == _NUMBER[name]
+        counts = np.zeros(len(entries.rows), np.int64)
+        counts[records.row[own]] = records.counts[own]
+        found.append(counts)
+    return bool((found[0] == found[1]).all())

@@ -1,0 +1,203 @@
+"""A manifest in columns: decoded and checked at once in native code, objects made of them when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from ingot.core import cbor
+from ingot.core.chunk_digests import StatedChunks
+from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
+from ingot.core.dtypes import DTYPES
+from ingot.errors import FormatError
+from ingot.formats.zt.manifest import Component, Manifest, Object, parse
+from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.sparse import CooLayout, CsrLayout
+
+_COMPONENT = record(
+    field("dtype", "text"),
+    field("type", "text", optional=True),
+    field("offset", "number"),
+    field("length", "number"),
+    field("uncompressed_length", "number", optional=True),
+    field("encoding", "text", optional=True),
+    field("digest", "place", optional=True),
+    field("ingot_chunks", "any", optional=True),
+)
+_OBJECT = record(
+    field("shape", "sizes"),
+    field("format", "text"),
+    field("attributes", "any", optional=True),
+    field("components", mapping(_COMPONENT)),
+)
+_MANY = 1 << 55
+_MAP = 5  # CBOR's major type
+_BITS = {name: row.bits for name, row in DTYPES.items()}
+_SPARSE = (CsrLayout.codec, CooLayout.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Columns of all parts, those of an object after each other; -1 for what is absent."""
+
+    dtype: Column
+    type: Column
+    offset: Column
+    length: Column
+    uncompressed: Column
+    encoding: Column
+    digest: Column
+    chunks: Column
+
+    @property
+    def offsets(self) -> Array:
+        """Where each part lies."""
+        return numbers(self.offset.first)
+
+    @property
+    def lengths(self) -> Array:
+        """Stored bytes of each part."""
+        return numbers(self.length.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Everything that a manifest says of its tensors, of the right types."""
+
+    data: bytes
+    rows: dict[str, int]
+    shape: Column
+    format: Column
+    attributes: Column
+    components: Column
+    parts: Parts
+
+    def objects(self) -> Rows[Object]:
+        """Return the objects, which are made when they are asked for."""
+        return Rows(self.rows, self._object)
+
+    def suspects(self) -> list[str]:
+        """Return the names of the objects that may break a rule of ``check_object``; no other does."""
+        names = [*self.rows]
+        return [names[row] for row in np.flatnonzero(self._odd())]
+
+    def _object(self, row: int) -> Object:
+        attributes, roles = self.attributes.span(row), self.components
+        return Object(
+            self.shape.sizes(row),
+            self.format.text(row) or "",
+            {roles.texts[roles.second[part]]: self._part(part) for part in roles.children(row)},
+            None if attributes is None else cbor.loads(self.data[attributes]),
+        )
+
+    def _part(self, part: int) -> Component:
+        parts = self.parts
+        uncompressed, digest, chunks = parts.uncompressed.first[part], parts.digest.span(part), parts.chunks.span(part)
+        return Component(
+            parts.dtype.text(part) or "",
+            parts.offset.first[part],
+            parts.length.first[part],
+            parts.type.text(part),
+            None if uncompressed < 0 else uncompressed,
+            parts.encoding.text(part) or "raw",
+            None if digest is None else self.data[digest].decode(),
+            None if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), StatedChunks),
+        )
+
+    def _odd(self) -> Array:
+        """Return which objects are not plainly fine."""
+        counts, starts = numbers(self.shape.third), numbers(self.components.first)
+        odd = (counts <= 0) | (counts > _MANY)
+        if self.parts.offsets.size:
+            home = np.repeat(np.arange(counts.size), np.diff(starts))
+            odd[home[self._odd_parts(home)]] = True
+        for number, name in enumerate(self.format.texts):
+            own = numbers(self.format.first) == number
+            if name in _SPARSE:
+                odd |= own
+            for role in REQUIRED_PARTS.get(name, ()):
+                odd |= own & ~self._has(role, starts, counts.size)
+        return odd
+
+    def _has(self, role: str, starts: Array, count: int) -> Array:
+        """Return which objects have a part of a role."""
+        has = np.zeros(count, bool)
+        if role in self.components.texts:
+            code = self.components.texts.index(role)
+            own = np.flatnonzero(numbers(self.components.second) == code)
+            has[np.searchsorted(starts, own, "right") - 1] = True
+        return has
+
+    def _odd_parts(self, home: Array) -> Array:
+        """Return which parts are not plainly fine; ``home`` are their objects."""
+        parts, lengths = self.parts, self.parts.lengths
+        items = chosen(parts.dtype, ITEM_BYTES, 0)
+        types = numbers(parts.type.first)
+        encodings = chosen(parts.encoding, {"raw": 1})
+        raw = (encodings == 1) | (numbers(parts.encoding.first) < 0)
+        odd = (items == 0) | (lengths % np.maximum(items, 1) != 0) | (types >= 0) & ~self._typed()
+        odd |= ~raw | (numbers(parts.uncompressed.first) >= 0) | (numbers(parts.chunks.first) >= 0)
+        dense = chosen(self.format, {DenseLayout.codec: 1})[home] == 1
+        bits = np.where(types < 0, items * 8, chosen(parts.type, _BITS, 0))
+        data = numbers(self.components.second) == (
+            self.components.texts.index(DATA) if DATA in self.components.texts else -1
+        )
+        sizes = np.minimum(numbers(self.shape.third), _MANY)[home]
+        odd |= dense & data & ((bits == 0) | (sizes * bits % 8 != 0) | (sizes * bits // 8 != lengths))
+        return odd | ~spelled(parts.digest, self.data)
+
+    def _typed(self) -> Array:
+        """Return which parts have a logical type that their storage type may hold."""
+        types, dtypes = self.parts.type, self.parts.dtype
+        fits = np.array(
+            [[text in DTYPES and DTYPES[text].storage == stored for stored in dtypes.texts] for text in types.texts]
+            or [[False] * len(dtypes.texts)],
+            bool,
+        )
+        typed: Array = fits[numbers(types.first), numbers(dtypes.first)]
+        return typed
+
+
+def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
+    """Decode a manifest: return it without its objects, and their columns; None where it needs a closer look."""
+    table = cbor_table(data, _OBJECT, "objects", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
+    if table is None:
+        return None
+    shape, form, attributes, components = table.columns
+    found = Columns(data, table.rows, shape, form, attributes, components, Parts(*components.inner[0].inner))
+    if not _are_maps(attributes, data) or not all(_is_chunks(each) for each in _values(found.parts.chunks, data)):
+        return None
+    try:
+        return parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8), found
+    except FormatError:
+        return None
+
+
+def _values(column: Column, data: bytes) -> Iterator[bytes]:
+    return (data[span] for row in range(len(column.first)) if (span := column.span(row)) is not None)
+
+
+def _are_maps(column: Column, data: bytes) -> bool:
+    """Whether values are CBOR maps, where they are there."""
+    starts = numbers(column.first)
+    heads = np.frombuffer(data, np.uint8)[starts[starts >= 0]]
+    return bool((heads >> 5 == _MAP).all())
+
+
+def _is_chunks(value: bytes) -> bool:
+    try:
+        msgspec.convert(cbor.loads(value), StatedChunks)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def kinds(column: Column, known: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield texts of a column that are not known, and how often they occur."""
+    for number, text in enumerate(column.texts):
+        if text not in known:
+            yield text, int(np.count_nonzero(numbers(column.first) == number))
