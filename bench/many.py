@@ -1,15 +1,17 @@
-"""What a tensor costs whatever its size: operations on 100 to 100,000 small tensors, beside ``safetensors``.
+"""What a tensor costs: operations on 100 to 100,000 small ones, and on some of several sizes, beside ``safetensors``.
 
-    python bench/many.py --counts 100 1000 10000 100000 --json many.json
+    python bench/many.py --counts 100 1000 10000 100000 --edges 16 256 1024 --json many.json
 
-Each operation runs in a process of its own, on tensors of 512 bytes; its row is the processor time and the peak of
-memory above those of the same operation on one tensor, divided by the number of tensors. So imports do not count.
+Each operation runs in a process of its own, on tensors of 512 bytes, and on ``--some`` matrices of each edge. Its row
+is the processor time and the peak of memory above those of the same operation on one tensor, divided by the number of
+tensors. So imports do not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,14 +27,14 @@ import ingot
 import ingot.numpy
 from ingot.core.memory import peak_rss
 
-SHAPE = (16, 16)
+EDGE = 16
 
 
-def make(path: Path, count: int) -> None:
-    """Write so many f16 matrices under the names of a model of experts."""
+def make(path: Path, count: int, edge: int) -> None:
+    """Write so many f16 matrices of ``edge`` rows and columns under the names of a model of experts."""
     rng = np.random.default_rng(0)
     names = (f"model.layers.{index // 64}.mlp.experts.{index % 64}.w{index}.weight" for index in range(count))
-    save_file({name: rng.integers(0, 0x3C00, SHAPE, np.uint16).view(np.float16) for name in names}, path)
+    save_file({name: rng.integers(0, 0x3C00, (edge, edge), np.uint16).view(np.float16) for name in names}, path)
 
 
 def operations(folder: Path) -> dict[str, Callable[[], object]]:
@@ -65,46 +67,63 @@ def measure(folder: Path, name: str) -> dict[str, float]:
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def prepare(root: Path, count: int) -> Path:
+def prepare(root: Path, count: int, edge: int) -> Path:
     """Make both sources of so many tensors."""
-    folder = root / str(count)
+    folder = root / f"{count}x{edge}"
     folder.mkdir()
-    make(folder / "source.safetensors", count)
+    make(folder / "source.safetensors", count, edge)
     ingot.convert(folder / "source.safetensors", folder / "source.zt")
     return folder
 
 
-def run(counts: Sequence[int]) -> dict[str, dict[int, dict[str, float]]]:
-    """Return by operation and number of tensors what each of them costs."""
-    found: dict[str, dict[int, dict[str, float]]] = {}
+Costs = dict[str, dict[int, dict[str, float]]]
+
+
+def run(counts: Sequence[int], edges: Sequence[int], some: int) -> tuple[Costs, Costs]:
+    """Return by operation what a tensor costs: by the number of small ones, and by the bytes of ``some``."""
+    by_count: Costs = {}
+    by_bytes: Costs = {}
     with tempfile.TemporaryDirectory() as temporary:
-        one = prepare(Path(temporary), 1)
+        one = prepare(Path(temporary), 1, EDGE)
         base = {name: measure(one, name) for name in operations(one)}
-        for count in counts:
-            folder = prepare(Path(temporary), count)
+        cases = [(count, EDGE, by_count, count) for count in counts]
+        cases += [(some, edge, by_bytes, 2 * edge * edge) for edge in edges]
+        for count, edge, found, key in cases:
+            folder = prepare(Path(temporary), count, edge)
             for name, fixed in base.items():
                 each = measure(folder, name)
-                found.setdefault(name, {})[count] = {key: (each[key] - fixed[key]) / count for key in each}
-    return found
+                found.setdefault(name, {})[key] = {kind: (each[kind] - fixed[kind]) / count for kind in each}
+            shutil.rmtree(folder)
+    return by_count, by_bytes
+
+
+def show(title: str, found: Costs) -> None:
+    """Print one table."""
+    print(title)
+    keys = next(iter(found.values()), {})
+    print(f"{'':20}" + "".join(f"{key:>18,}" for key in keys))
+    for name, rows in found.items():
+        cells = [f"{row['processor'] * 1e6:.1f} ({row['memory']:.0f})" for row in rows.values()]
+        print(f"{name:20}" + "".join(f"{cell:>18}" for cell in cells))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
+    parser.add_argument("--edges", type=int, nargs="*", default=[16, 256, 1024])
+    parser.add_argument("--some", type=int, default=200)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
         print(json.dumps(measure_here(Path(asked.here[0]), asked.here[1])))
         return
-    found = run(asked.counts)
-    print("µs of processor time a tensor (bytes of memory)")
-    print(f"{'':20}" + "".join(f"{count:>18,}" for count in asked.counts))
-    for name, rows in found.items():
-        cells: list[str] = [f"{row['processor'] * 1e6:.1f} ({row['memory']:.0f})" for row in rows.values()]
-        print(f"{name:20}" + "".join(f"{cell:>18}" for cell in cells))
+    by_count, by_bytes = run(asked.counts, asked.edges, asked.some)
+    show("µs of processor time a tensor (bytes of memory), by their number", by_count)
+    show(f"the same, by the bytes of each of {asked.some}", by_bytes)
     if asked.json:
-        result: dict[str, Any] = {"shape": SHAPE, "operations": found}
+        result: dict[str, Any] = {"shape": [EDGE, EDGE], "some": asked.some}
+        result |= {"operations": by_count, "by_bytes": by_bytes}
         asked.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

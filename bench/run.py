@@ -29,6 +29,7 @@ BENCHMARKS = {
     "packed": ["--batch", "1", "8", "16", "64", "256"],
     "palette": [],
     "many": [],
+    "opening": [],
 }
 DEMO = "import sys; from ingot.cli.main import run; sys.exit(run(['demo', '--json', '--out', sys.argv[1]]))"
 

@@ -1,4 +1,4 @@
-"""Headers decoded into columns: what is taken at once is just what a closer look finds, and refused are the same files."""
+"""Headers decoded into columns: what is taken at once is just what a closer look finds; the same files are refused."""
 
 from __future__ import annotations
 
@@ -59,11 +59,8 @@ def outcome(kind: str, data: bytes) -> object:
         return type(error), error.rule, str(error)
     tensors = []
     for name, tensor in catalog.tensors.items():
-        parts = [
-            (role, part.dtype, part.type, part.offset, part.length, part.encoding, part.uncompressed_length)
-            + (part.digest, part.chunks, part.where, part.occupies)
-            for role, part in tensor.parts.items()
-        ]
+        fields = ("dtype", "type", "offset", "length", "encoding", "uncompressed_length", "digest", "chunks", "where")
+        parts = [(role, *(getattr(part, field) for field in fields)) for role, part in tensor.parts.items()]
         shown = [type(size) for size in tensor.shape]
         tensors.append((name, tensor.shape, shown, tensor.dtype, tensor.codec, repr(tensor.params), parts))
     said = repr(catalog.metadata), list(catalog.headers.values()), list(catalog.notes), list(catalog.remarks)

@@ -17,7 +17,7 @@ from ingot.model.layouts.ggml import TYPES
 # A name, sizes, a type, an offset.
 _INFO = "NdIQ"
 _MANY = 1 << 55
-_TYPES = DENSE | BLOCKED
+_TYPES = {**DENSE, **BLOCKED}
 # Elements and bytes of a block by the type's number; a dense element is one of its own.
 _BLOCKS = np.zeros((max(_TYPES) + 1, 2), np.int64)
 for _number, _name in DENSE.items():
@@ -51,7 +51,7 @@ class Infos:
 
     def entries(self) -> Rows[Entry]:
         """Return the entries, which are made when they are asked for."""
-        nbytes = memoryview(self.nbytes)
+        nbytes = self.nbytes.data
 
         def make(row: int) -> Entry:
             shape = self.shapes.sizes(row)[::-1]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.gguf.header import Entry, Header, parse
+from ingot.formats.gguf.header import Header, parse
+from ingot.formats.gguf.infos import Entry
 from ingot.formats.gguf.metadata import ABOUT, ALIGNMENT, COUNT, DEFAULT_ALIGNMENT, NUMBER, SPLIT, TENSORS
 from ingot.formats.gguf.swapped import SwappedSource
 from ingot.model.bytesource import ByteSource

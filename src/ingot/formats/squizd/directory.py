@@ -114,7 +114,9 @@ class EntryColumns:
             {} if params is None else cbor.loads(self.data[params]),
             self.scales.text(row),
             zeros is not None and self.data[zeros.start] == _TRUE,
-            *(_pair(each, row) for each in (self.first, self.second, self.mask)),
+            _pair(self.first, row),
+            _pair(self.second, row),
+            _pair(self.mask, row),
             {roles.texts[roles.second[at]]: _text(texts, at, self.data) for at in roles.children(row)},
             {} if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), dict[str, StatedChunks]),
         )
@@ -124,7 +126,7 @@ class EntryColumns:
         memory = np.frombuffer(self.data, np.uint8)
         for column, good in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_truth)):
             starts = numbers(column.first)
-            if not good(memory[starts[starts >= 0]]).all():
+            if not good(memory[starts[starts >= 0]]):
                 return False
         for pair in (self.first, self.second, self.mask):
             if (np.diff(numbers(pair.second)) != np.where(numbers(pair.third) < 0, 0, 2)).any():
@@ -163,12 +165,12 @@ def _text(column: Column, row: int, data: bytes) -> str:
     return data[column.first[row] : column.first[row] + column.second[row]].decode()
 
 
-def _is_map(heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    return heads >> 5 == _MAP
+def _is_map(heads: NDArray[np.uint8]) -> bool:
+    return bool((heads >> 5 == _MAP).all())
 
 
-def _is_truth(heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    return (heads == _FALSE) | (heads == _TRUE)
+def _is_truth(heads: NDArray[np.uint8]) -> bool:
+    return bool(((heads == _FALSE) | (heads == _TRUE)).all())
 
 
 def _are_chunks(value: bytes) -> bool:

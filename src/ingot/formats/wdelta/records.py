@@ -53,7 +53,7 @@ def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColum
     places[records.row, records.field] = np.arange(records.row.size, dtype=np.int32)
     if np.count_nonzero(places >= 0) != records.row.size:  # one of them twice
         return None
-    counts, lengths, offsets = (memoryview(each) for each in (records.counts, records.lengths, records.offsets))
+    counts, lengths, offsets = (each.data for each in (records.counts, records.lengths, records.offsets))
 
     def make(row: int) -> dict[str, Span]:
         found = places[row].tolist()
@@ -80,7 +80,7 @@ def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) 
     names, fields, dtype, sizes, lengths = heads.columns()
     known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
     row = known[numbers(names.first)]
-    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + sum(_bytes(text) for text in (names, fields, dtype))
+    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + _bytes(names) + _bytes(fields) + _bytes(dtype)
     length = numbers(lengths.first)
     offsets = start + np.cumsum(nbytes + length) - length
     field = chosen(fields, _NUMBER)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.core import cbor
 from ingot.core.chunk_digests import StatedChunks
@@ -34,6 +35,8 @@ _OBJECT = record(
     field("attributes", "any", optional=True),
     field("components", mapping(_COMPONENT)),
 )
+Flags = NDArray[np.bool_]
+
 _MANY = 1 << 55
 _MAP = 5  # CBOR's major type
 _BITS = {name: row.bits for name, row in DTYPES.items()}
@@ -108,7 +111,7 @@ class Columns:
             None if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), StatedChunks),
         )
 
-    def _odd(self) -> Array:
+    def _odd(self) -> Flags:
         """Return which objects are not plainly fine."""
         counts, starts = numbers(self.shape.third), numbers(self.components.first)
         odd = (counts <= 0) | (counts > _MANY)
@@ -123,7 +126,7 @@ class Columns:
                 odd |= own & ~self._has(role, starts, counts.size)
         return odd
 
-    def _has(self, role: str, starts: Array, count: int) -> Array:
+    def _has(self, role: str, starts: Array, count: int) -> Flags:
         """Return which objects have a part of a role."""
         has = np.zeros(count, bool)
         if role in self.components.texts:
@@ -132,7 +135,7 @@ class Columns:
             has[np.searchsorted(starts, own, "right") - 1] = True
         return has
 
-    def _odd_parts(self, home: Array) -> Array:
+    def _odd_parts(self, home: Array) -> Flags:
         """Return which parts are not plainly fine; ``home`` are their objects."""
         parts, lengths = self.parts, self.parts.lengths
         items = chosen(parts.dtype, ITEM_BYTES, 0)
@@ -148,9 +151,10 @@ class Columns:
         )
         sizes = np.minimum(numbers(self.shape.third), _MANY)[home]
         odd |= dense & data & ((bits == 0) | (sizes * bits % 8 != 0) | (sizes * bits // 8 != lengths))
-        return odd | ~spelled(parts.digest, self.data)
+        wrong: Flags = odd | ~spelled(parts.digest, self.data)
+        return wrong
 
-    def _typed(self) -> Array:
+    def _typed(self) -> Flags:
         """Return which parts have a logical type that their storage type may hold."""
         types, dtypes = self.parts.type, self.parts.dtype
         fits = np.array(
@@ -158,7 +162,7 @@ class Columns:
             or [[False] * len(dtypes.texts)],
             bool,
         )
-        typed: Array = fits[numbers(types.first), numbers(dtypes.first)]
+        typed: Flags = fits[numbers(types.first), numbers(dtypes.first)]
         return typed
 
 
