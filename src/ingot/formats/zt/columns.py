@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -14,10 +14,13 @@ from ingot.core.chunk_digests import StatedChunks
 from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.zt.manifest import Component, Manifest, Object, parse
+from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
+from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
 
 _COMPONENT = record(
     field("dtype", "text"),
@@ -82,6 +85,40 @@ class Columns:
     def objects(self) -> Rows[Object]:
         """Return the objects, which are made when they are asked for."""
         return Rows(self.rows, self._object)
+
+    def dense(self, source: ByteSource, *, verify: bool) -> Callable[[str], Tensor | None]:
+        """Return what makes dense tensors in one raw part, as most are, without an object between; None of others."""
+        parts, simple = self.parts, self._simple().tobytes()
+        dtypes, digests, data = parts.dtype, parts.digest, self.data
+
+        def make(name: str) -> Tensor | None:
+            row = self.rows[name]
+            if not simple[row]:
+                return None
+            at = self.components.first[row]
+            dtype, begin = dtypes.texts[dtypes.first[at]], digests.first[at]
+            part = Part(
+                dtype=dtype,
+                length=parts.length.first[at],
+                source=source,
+                offset=parts.offset.first[at],
+                digest=None if begin < 0 else data[begin : begin + digests.second[at]].decode(),
+                where=label(source.name, name, DATA),
+                verify=verify,
+            )
+            return Tensor(name, self.shape.sizes(row), dtype, DenseLayout.codec, {DATA: part})
+
+        return make
+
+    def _simple(self) -> Flags:
+        """Return which objects are dense tensors in one raw part that states nothing more than its digest."""
+        parts, starts = self.parts, numbers(self.components.first)
+        stated = np.zeros(parts.offsets.size + 1, bool)  # the last for objects without parts behind all others
+        for column in (parts.type, parts.uncompressed, parts.encoding, parts.chunks):
+            stated[:-1] |= numbers(column.first) >= 0
+        dense = chosen(self.format, {DenseLayout.codec: 1}) == 1
+        simple: Flags = dense & (np.diff(starts) == 1) & (numbers(self.attributes.first) < 0) & ~stated[starts[:-1]]
+        return simple
 
     def suspects(self) -> list[str]:
         """Return the names of the objects that may break a rule of ``check_object``; no other does."""

@@ -18,7 +18,6 @@ from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIF
 from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, label, parse
 from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import codec_of
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
@@ -64,7 +63,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     attributes = dict(manifest.attributes or {})
     receipt = attributes.pop(KEY) if isinstance(attributes.get(KEY), str) else None
     return Catalog(
-        tensors=tensors_of(source, objects, verify=verify),
+        tensors=tensors_of(source, objects, columns, verify=verify),
         metadata=attributes,
         headers={name or source.name: data},
         sources=(source,),
@@ -136,14 +135,17 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
     return source.size - FOOTER - size, size
 
 
-def tensors_of(source: ByteSource, objects: Mapping[str, Object], *, verify: bool) -> Lazy[Tensor]:
+def tensors_of(
+    source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
+) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
+    dense = None if columns is None else columns.dense(source, verify=verify)
 
     def make(name: str) -> Tensor:
+        plain = None if dense is None else dense(name)
+        if plain is not None:
+            return plain
         obj = objects[name]
-        if obj.format == DenseLayout.codec and len(obj.components) == 1 and not obj.attributes:  # most are
-            data = part(name, DATA, obj.components[DATA])
-            return Tensor(name, obj.shape, data.type or data.dtype, DenseLayout.codec, {DATA: data})
         parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
         attributes = obj.attributes or {}
