@@ -14,7 +14,7 @@ import ingot
 from ingot.codecs.table import CODECS
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.squizd import place, section_reader, walk
+from ingot.formats.squizd import place, plain, walk
 from ingot.formats.squizd.blocks import Block, npcl
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.header import read_header, read_index
@@ -365,8 +365,8 @@ def test_tensors_of_one_shape_share_what_their_block_says(tmp_path: Path, monkey
         return npcl(dtype, shape)
 
     ingot.save(tmp_path / "a.squizd", {f"t{index}": np.full((3, 5 + index % 2), index, "f4") for index in range(40)})
-    section_reader._dense.cache_clear()
-    monkeypatch.setattr(section_reader, "npcl", counted)
+    plain._dense.cache_clear()
+    monkeypatch.setattr(plain, "npcl", counted)
     with ingot.open(tmp_path / "a.squizd") as checkpoint:
         assert [checkpoint[f"t{index}"].numpy()[0, 0] for index in range(40)] == list(range(40))
     assert sorted(made) == [(3, 5), (3, 6)]
