@@ -12,8 +12,9 @@ from ingot.ops.folding.graph import Graph, graph_of
 from ingot.ops.folding.rotate import Rotated, rotated
 from ingot.ops.folding.scale import ScaleFolding, Searched, scaled, scales
 from ingot.ops.folding.statistics import FoldedStatistics
-from ingot.ops.views.rounded import Knowing, Known
+from ingot.ops.views.rounded import Known
 from ingot.quantizers.choice import Asked
+from ingot.quantizers.tensor import Knowing
 from ingot.recipes.recipe import Recipe, Rotate
 
 

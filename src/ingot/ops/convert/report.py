@@ -31,8 +31,8 @@ from ingot.model.report import (
 )
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, said
-from ingot.ops.views.rounded import Outcome
 from ingot.ops.worst import loss, worst_of
+from ingot.quantizers.tensor import Outcome
 
 
 @dataclass(frozen=True, slots=True)

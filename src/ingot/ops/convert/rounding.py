@@ -15,9 +15,10 @@ from ingot.ops.convert.chosen import stored_exactly
 from ingot.ops.convert.folding import folded, turned
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
-from ingot.ops.views.rounded import Outcome, Rounding, round_to
+from ingot.ops.views.rounded import Rounding, round_to
 from ingot.quantizers.choice import Asked, asked
 from ingot.quantizers.factors import DAMPING
+from ingot.quantizers.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of

@@ -16,10 +16,10 @@ from ingot.model.tensor import Array
 from ingot.ops.folding.families import RESIDUAL
 from ingot.ops.folding.fold import Told, changed_names, fold
 from ingot.ops.folding.graph import Graph, Site
-from ingot.ops.views.rounded import Knowing
 from ingot.quantizers.awq import MOST_ROWS, Reader, candidates, losses
 from ingot.quantizers.grid import Grid
 from ingot.quantizers.maps import Map, Scale
+from ingot.quantizers.tensor import Knowing
 
 
 @dataclass(slots=True)

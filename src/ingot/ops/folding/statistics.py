@@ -11,8 +11,8 @@ from ingot.model.statistics import ABSMAX, INPUTS, OUTPUTS, SQUARES, Entry, Matr
 from ingot.model.tensor import Array
 from ingot.ops.folding.fold import Folding, reading, writing
 from ingot.ops.folding.graph import Ends
-from ingot.ops.views.rounded import Knowing
 from ingot.quantizers.maps import Map, Scale, Turning, both_backs, both_sides
+from ingot.quantizers.tensor import Knowing
 
 
 @dataclass(frozen=True, slots=True)

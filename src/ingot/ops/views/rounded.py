@@ -6,55 +6,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.floats import cast
-from ingot.core.parallel import default_workers, go_on
-from ingot.errors import CodecError
+from ingot.core.parallel import default_workers
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.part import Part
-from ingot.model.report import Count, Ratio
-from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
-from ingot.quantizers.choice import Asked, rounded_as
-from ingot.quantizers.factors import Factors, factors_of, no_factors
-from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import error_under, values_of
-from ingot.quantizers.trellis import Made
-
-
-class Knowing(Protocol):
-    """What statistics are asked for."""
-
-    def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return what is known of a matrix, None where nothing is."""
-        ...
-
+from ingot.quantizers.choice import Asked
+from ingot.quantizers.tensor import Knowing, Outcome, matrices, require_finite, round_tensor
 
 Known = Callable[[], Knowing]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What rounding did to a matrix.
-
-    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` are those that its statistics saw: 0 for
-    an expert that none was sent to, None where there are no statistics; then all errors weigh alike. ``damping`` is
-    what was added to A's diagonal, as a share of its mean, ``dead`` counts columns whose input was always 0.
-    """
-
-    matrix: str
-    error: float
-    tokens: Count | None
-    damping: Ratio
-    dead: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,36 +108,17 @@ class _Work:
 
     def _rounded(self) -> Mapping[str, memoryview]:
         """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
-        asked, found = self.asked, list[Made]()
-        for name, weights in _matrices(self.tensor):
-            go_on()
-            factors, tokens = self._factors(name, *weights.shape)
-            made = rounded_as(asked, weights, factors, found[0].levels if found else None)
-            found += made
-            error, damping = error_under(weights, values_of(made), factors), factors.damping + made[0].more_damping
-            self._outcomes[name] = Outcome(name, error, tokens, damping, factors.dead)
-        return {role: _bytes(array) for role, array in parts_of(found, asked).items()}
-
-    def _factors(self, name: str, rows: int, cols: int) -> tuple[Factors, int | None]:
-        known = self._known().for_matrix(name)
-        if known is None or not known.count:
-            return no_factors(cols), None if known is None else 0
-        known.require_shape(rows, cols)
-        return factors_of(known), known.count
+        parts, outcomes = round_tensor(self.asked, _matrices(self.tensor), self._known())
+        self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
+        return {role: _bytes(array) for role, array in parts.items()}
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
     """Yield a tensor's matrices in f32 under the names of their statistics."""
-    lead = tensor.shape[:-2]
-    count = prod(lead)
-    for number in range(count):
-        index = tuple(map(int, np.unravel_index(number, lead))) if lead else ()
-        values = cast(tensor[index] if index else tensor.numpy(), "f32")
-        if not np.isfinite(values).all():
-            raise CodecError(
-                "quantizer.non-finite", "expected finite weights; keep this tensor dense", where=tensor.name
-            )
-        yield tensor.name if count == 1 else f"{tensor.name}:expert.{number}", np.ascontiguousarray(values)
+    for name, place in matrices(tensor.name, tensor.shape):
+        values = cast(tensor[place] if place else tensor.numpy(), "f32")
+        require_finite(values, tensor.name)
+        yield name, np.ascontiguousarray(values)
 
 
 def _bytes(array: Array) -> memoryview:

@@ -165,7 +165,7 @@ def test_zeros_arrive_integer_for_integer(
     own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
     options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics)
     with monkeypatch.context() as patch:
-        patch.setattr("ingot.ops.views.rounded.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
+        patch.setattr("ingot.quantizers.tensor.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
         with prepare(options) as prepared:
             assert prepared.plan.size
     ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
@@ -298,7 +298,7 @@ def test_planning_rounds_nothing(
     def never(*_: object) -> None:
         raise AssertionError("rounded while planning")
 
-    monkeypatch.setattr("ingot.ops.views.rounded.rounded_as", never)
+    monkeypatch.setattr("ingot.quantizers.tensor.rounded_as", never)
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
     with prepare(ConvertOptions(model, tmp_path / target, own, calibration=statistics)) as prepared:
         assert prepared.plan.size

@@ -1,0 +1,100 @@
+"""Rounding of all matrices of a tensor, each by its own statistics, and what there is to tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from ingot.core.parallel import go_on
+from ingot.errors import CodecError
+from ingot.model.report import Count, Ratio
+from ingot.model.statistics import MatrixStatistics
+from ingot.model.tensor import Array
+from ingot.quantizers.choice import Asked, rounded_as
+from ingot.quantizers.factors import Factors, factors_of, no_factors
+from ingot.quantizers.parts import parts_of
+from ingot.quantizers.rounding import error_under, values_of
+from ingot.quantizers.trellis import Made
+
+
+class Knowing(Protocol):
+    """What statistics are asked for."""
+
+    def for_matrix(self, name: str) -> MatrixStatistics | None:
+        """Return what is known of a matrix, None where nothing is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What rounding did to a matrix.
+
+    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` are those that its statistics saw: 0 for
+    an expert that none was sent to, None where there are no statistics; then all errors weigh alike. ``damping`` is
+    what was added to A's diagonal, as a share of its mean, ``dead`` counts columns whose input was always 0.
+    """
+
+    matrix: str
+    error: float
+    tokens: Count | None
+    damping: Ratio
+    dead: Count
+
+
+def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the matrices that a tensor stacks, under the names of their statistics, and where each stands."""
+    lead = shape[:-2]
+    count = prod(lead)
+    for number in range(count):
+        place = tuple(map(int, np.unravel_index(number, lead))) if lead else ()
+        yield name if count == 1 else f"{name}:expert.{number}", place
+
+
+def known_factors(known: Knowing, name: str, rows: int, cols: int) -> tuple[Factors, int | None]:
+    """Return a matrix's factors and the tokens that they are of; without statistics all errors weigh alike.
+
+    Raises ``FormatError`` ``statistics.shape``, ``statistics.value``.
+    """
+    found = known.for_matrix(name)
+    if found is None or not found.count:
+        return no_factors(cols), None if found is None else 0
+    found.require_shape(rows, cols)
+    return factors_of(found), found.count
+
+
+def require_finite(values: Array, where: str) -> None:
+    """Refuse NaN and infinity; ``CodecError`` ``quantizer.non-finite``."""
+    if not np.isfinite(values).all():
+        raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=where)
+
+
+def round_tensor(
+    asked: Asked,
+    weights: Iterable[tuple[str, Array]],
+    known: Knowing,
+    settle: Callable[[Sequence[Made], Array, Factors], None] | None = None,
+) -> tuple[Mapping[str, Array], list[Outcome]]:
+    """Return the parts of a tensor, and what became of its matrices; all have the first one's table.
+
+    Parameters
+    ----------
+    weights : iterable of (str, f32 [rows, cols])
+        Each matrix under the name of its statistics.
+    settle : callable, optional
+        Has the last word on a matrix: gets what was made of it, which it may change, the matrix and its factors.
+    """
+    found, outcomes = list[Made](), []
+    for name, values in weights:
+        go_on()
+        factors, tokens = known_factors(known, name, *values.shape)
+        made = rounded_as(asked, values, factors, found[0].levels if found else None)
+        if settle is not None:
+            settle(made, values, factors)
+        found += made
+        error, damping = error_under(values, values_of(made), factors), factors.damping + made[0].more_damping
+        outcomes.append(Outcome(name, error, tokens, damping, factors.dead))
+    return parts_of(found, asked), outcomes
