@@ -47,6 +47,10 @@ class Diff(Step):
     def encoders(self) -> Sequence[DeltaEncoder]:
         return (self.encoder,)
 
+    @property
+    def scratch(self) -> int:
+        return int(getattr(self.encoder, "scratch", 0))
+
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()
         rebuilt = 0 if encoder.lossless else 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 from ingot.errors import UsageError
@@ -38,11 +39,50 @@ def open_statistics(path: str | PathLike[str], model: Checkpoint | None = None) 
         raise
 
 
+def statistics_of_one(stated: str | PathLike[str] | Statistics, models: Sequence[Checkpoint]) -> Statistics:
+    """Return statistics that are of one of several models with matrices of the same names: that which they state.
+
+    Statistics that state none are taken to be of the first one.
+
+    Raises
+    ------
+    UsageError
+        ``statistics.model``: they were taken of none of the models.
+    FormatError
+        ``statistics.shape``, and as ``Statistics.open``.
+    """
+    found = stated if isinstance(stated, Statistics) else open_statistics(stated)
+    try:
+        return _fitting(found, _stated(found, models))
+    except BaseException:
+        if found is not stated:
+            found.close()
+        raise
+
+
+def _stated(found: Statistics, models: Sequence[Checkpoint]) -> Checkpoint:
+    """Return the model that statistics state."""
+    if found.model_id is None:
+        return models[0]
+    ids = [content_id(each) for each in models]
+    if found.model_id in ids:
+        return models[ids.index(found.model_id)]
+    raise UsageError(
+        f"expected statistics of {' or '.join(ids)}, found those of {found.model_id}: calibrate one of these models",
+        rule="statistics.model",
+        where=found.location,
+    )
+
+
 def _of(found: Statistics, model: Checkpoint) -> Statistics:
     """Return statistics under the model's names; raises ``statistics.model``, ``statistics.shape``."""
     if found.model_id is not None:
         found.require_model(content_id(model))
-    elif not _any_of(found, model):
+    return _fitting(found, model)
+
+
+def _fitting(found: Statistics, model: Checkpoint) -> Statistics:
+    if found.model_id is None and not _any_of(found, model):
         found = found.renamed(imatrix.names_of(model))
     if not _any_of(found, model):
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import Any
 from ingot.codecs.palette.encode import codebooks_for
 from ingot.codecs.trellis.streams import band_for
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
+from ingot.model.layouts.affine import NO_ZERO, ROW, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
 from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
 from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.affine import Group as Columns
@@ -25,7 +25,7 @@ from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
 from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
 from ingot.quantizers.factors import Factors
-from ingot.quantizers.grid import NONE, OFFSETS, POINTS, Grid, TrellisGrid
+from ingot.quantizers.grid import A_ROW, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
 from ingot.quantizers.trellis import Made, round_streams
 
@@ -109,8 +109,9 @@ class Asked:
             return GgmlBlocksLayout(self.block)
         if grid.learnt:
             return ScaledCodebookLayout(grid.bits, Columns(grid.group), dtype, "f16", grid.scales)
-        signed = grid.zeros == NONE
-        return AffineLayout(grid.bits, Columns(grid.group), ROWS_LSB, signed, _PARTS[grid.zeros], dtype, grid.scales)
+        zero = POINT_PART if grid.signs else _PARTS[grid.zeros]
+        shared = ROW if grid.group == A_ROW else Columns(grid.group)
+        return AffineLayout(grid.bits, shared, ROWS_LSB, not grid.unsigned, zero, dtype, grid.scales)
 
 
 def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
@@ -122,7 +123,8 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
         ``importance``, ``gptq`` or ``two-sided``. ``awq+`` before it: after scales for channels were searched; ``awq``
         alone is ``awq+importance``.
     codec : str
-        ``affine``: integers, options ``bits`` (2 to 8), ``group``, ``scales``, ``symmetric`` and ``zero_kind``.
+        ``affine``: integers, options ``bits`` (1 to 8; 1, symmetric alone: signs), ``group`` columns or ``row``,
+        ``scales``, ``symmetric`` and ``zero_kind``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
         ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
         ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: as
@@ -178,10 +180,11 @@ def _groups(left: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
     """Return the grid of options ``bits``, ``group`` and ``scales``."""
     _require_known(left, ("bits", "group", "scales"))
     bits, group, scales = left.get("bits", 4), left.get("group", 64), left.get("scales", "f16")
-    few = _TABLE_BITS if learnt else tuple(range(2, 9))
+    group = A_ROW if group == "row" and not learnt else group
+    few = _TABLE_BITS if learnt else tuple(range(1 if zeros == NONE else 2, 9))
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in few:
         raise _wrong(f"bits from {few[0]} to {few[-1]}", bits)
-    if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= _MOST_GROUP:
+    if not isinstance(group, int) or isinstance(group, bool) or not (1 <= group <= _MOST_GROUP or group == A_ROW):
         raise _wrong(f"group from 1 to {_MOST_GROUP} columns", group)
     if scales not in SCALE_DTYPES:
         raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)

@@ -11,6 +11,8 @@ from ingot.model.layouts.scaled_codebook import TABLES
 from ingot.model.tensor import Array
 
 NONE, POINTS, OFFSETS = ZEROS = ("none", "points", "offsets")
+A_ROW = (1 << 31) - 1
+"""Columns of a group that is a whole row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Grid:
     scaled : bool
         There are scales. Without them levels are values, learnt; ``group`` is then how many columns descend together.
 
-    Levels are else the integers from ``-2 ** (bits - 1)`` on. Scales without zeros may be negative, so that the one
-    integer without an opposite is of use at both ends (Q4_0's).
+    Levels are else the integers from ``-2 ** (bits - 1)`` on, of one bit without zeros -1/2 and 1/2: signs. Scales
+    without zeros may be negative, so that the one integer without an opposite is of use at both ends (Q4_0's).
     """
 
     bits: int
@@ -78,8 +80,20 @@ class Grid:
         """The levels of a grid that is not learnt: f32 [2 ** bits]."""
         if self.table is not None:
             return np.array(TABLES[self.table], np.float32)
+        if self.signs:
+            return np.array([-0.5, 0.5], np.float32)
         first = 0 if self.zeros != NONE else -(1 << self.bits - 1)
         return np.arange(first, first + (1 << self.bits), dtype=np.float32)
+
+    @property
+    def signs(self) -> bool:
+        """Whether levels are -1/2 and 1/2."""
+        return self.bits == 1 and self.zeros == NONE and self.table is None and not self.learnt
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether codes of integers count from 0, zeros telling which of them stands for nothing."""
+        return self.zeros != NONE or self.signs
 
     @property
     def span(self) -> int:
@@ -150,7 +164,7 @@ class Rounded:
         """The grid as kernels take it."""
         grid, nested = self.grid, self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)
-        even, turned = not grid.learnt and grid.table is None, grid.zeros == NONE
+        even, turned = not (grid.learnt or grid.signs) and grid.table is None, grid.zeros == NONE
         return native.kernels.RoundingGrid(self.levels, even, grid.zeros, turned, grid.scales, steps)
 
     def values(self) -> Array:

@@ -17,8 +17,11 @@ from ingot.model.layouts.palette import INDICES as PALETTE_INDICES
 from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES
 from ingot.model.tensor import Array
 from ingot.quantizers.choice import Asked
-from ingot.quantizers.grid import NONE, Rounded
+from ingot.quantizers.grid import Grid, Rounded
 from ingot.quantizers.trellis import Made, Streams
+
+MIDDLE = 0.5
+"""The zero point of signs: codes 0 and 1 decode to minus and plus half their scale (``spec/affine.md``, "Signs")."""
 
 
 def parts_of(made: Sequence[Made], asked: Asked) -> Mapping[str, Array]:
@@ -37,10 +40,18 @@ def parts_of(made: Sequence[Made], asked: Asked) -> Mapping[str, Array]:
     scales = {SCALES: cast(np.concatenate([each.scales for each in found]), grid.scales)}
     if grid.learnt:
         return {INDICES: pack(codes, grid.bits), CODEBOOK: found[0].levels.astype(np.float16), **scales}
-    if grid.zeros == NONE:
-        return {CODES: _rows(codes ^ np.uint8(1 << grid.bits - 1), grid.bits), **scales}  # two's complement
-    zeros = np.concatenate([each.zeros for each in found if each.zeros is not None])
-    return {CODES: _rows(codes, grid.bits), **scales, ZEROS: cast(zeros, grid.scales)}
+    return {CODES: _codes(grid, codes), **scales, **_zeros(found, grid, scales[SCALES])}
+
+
+def _codes(grid: Grid, codes: Array) -> Array:
+    return _rows(codes if grid.unsigned else codes ^ np.uint8(1 << grid.bits - 1), grid.bits)  # two's complement
+
+
+def _zeros(found: Sequence[Rounded], grid: Grid, scales: Array) -> dict[str, Array]:
+    if grid.signs:
+        return {ZEROS: np.full_like(scales, MIDDLE)}
+    zeros = [each.zeros for each in found if each.zeros is not None]
+    return {ZEROS: cast(np.concatenate(zeros), grid.scales)} if zeros else {}
 
 
 def _rows(codes: Array, bits: int) -> Array:

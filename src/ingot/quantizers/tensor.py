@@ -15,10 +15,12 @@ from ingot.model.report import Count, Ratio
 from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.quantizers.choice import Asked, rounded_as
-from ingot.quantizers.factors import Factors, factors_of, no_factors
+from ingot.quantizers.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import error_under, values_of
 from ingot.quantizers.trellis import Made
+
+SIGNS_DAMPING = 0.5
 
 
 class Knowing(Protocol):
@@ -36,6 +38,7 @@ class Outcome:
     ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` are those that its statistics saw: 0 for
     an expert that none was sent to, None where there are no statistics; then all errors weigh alike. ``damping`` is
     what was added to A's diagonal, as a share of its mean, ``dead`` counts columns whose input was always 0.
+    ``singular``: A had no triangular factor without more damping than others get.
     """
 
     matrix: str
@@ -43,6 +46,7 @@ class Outcome:
     tokens: Count | None
     damping: Ratio
     dead: Count
+    singular: bool = False
 
 
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -54,7 +58,17 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
         yield name if count == 1 else f"{name}:expert.{number}", place
 
 
-def known_factors(known: Knowing, name: str, rows: int, cols: int) -> tuple[Factors, int | None]:
+def damping_for(asked: Asked) -> float:
+    """Return what is added to the diagonals of the factors, as a share of their means.
+
+    Signs are wrong by so much that directions of which the samples say little count too.
+    """
+    return SIGNS_DAMPING if asked.grid.signs else DAMPING
+
+
+def known_factors(
+    known: Knowing, name: str, rows: int, cols: int, damping: float = DAMPING
+) -> tuple[Factors, int | None]:
     """Return a matrix's factors and the tokens that they are of; without statistics all errors weigh alike.
 
     Raises ``FormatError`` ``statistics.shape``, ``statistics.value``.
@@ -63,7 +77,7 @@ def known_factors(known: Knowing, name: str, rows: int, cols: int) -> tuple[Fact
     if found is None or not found.count:
         return no_factors(cols), None if found is None else 0
     found.require_shape(rows, cols)
-    return factors_of(found), found.count
+    return factors_of(found, damping), found.count
 
 
 def require_finite(values: Array, where: str) -> None:
@@ -90,11 +104,11 @@ def round_tensor(
     found, outcomes = list[Made](), []
     for name, values in weights:
         go_on()
-        factors, tokens = known_factors(known, name, *values.shape)
+        factors, tokens = known_factors(known, name, *values.shape, damping_for(asked))
         made = rounded_as(asked, values, factors, found[0].levels if found else None)
         if settle is not None:
             settle(made, values, factors)
         found += made
-        error, damping = error_under(values, values_of(made), factors), factors.damping + made[0].more_damping
-        outcomes.append(Outcome(name, error, tokens, damping, factors.dead))
+        error, more = error_under(values, values_of(made), factors), made[0].more_damping
+        outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0))
     return parts_of(found, asked), outcomes

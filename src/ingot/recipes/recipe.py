@@ -165,6 +165,14 @@ class Rotate:
         if not (self.r1 or self.r2):
             raise UsageError("expected r1 = true, r2 = true or both, found neither", rule="recipe.rotate")
 
+    @classmethod
+    def of(cls, text: str) -> Rotate:
+        """Return what a list of streams asks for, such as ``r1,r2``; ``UsageError`` ``recipe.rotate``."""
+        names = [name.strip() for name in text.split(",")]
+        if not set(names) <= {"r1", "r2"} or len(set(names)) < len(names):
+            raise UsageError(f"expected r1, r2 or r1,r2, found {text!r:.80}", rule="recipe.rotate")
+        return cls("r1" in names, "r2" in names)
+
 
 @dataclass(frozen=True)
 class Recipe:

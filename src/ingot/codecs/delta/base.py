@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from ingot.codecs.base import Codec, RowReader, forget, held
+from ingot.codecs.base import scratch as scratch_of
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core import native
@@ -174,6 +175,10 @@ class AdditiveEncoder:
     @property
     def held(self) -> int:
         return held(self._inner)
+
+    @property
+    def scratch(self) -> int:
+        return scratch_of(self._inner)
 
     def forget(self) -> None:
         forget(self._inner)

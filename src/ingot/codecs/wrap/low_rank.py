@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ FACTORS = ("f32", "f16", "bf16")
 OPTIONS = ("rank", "error", "factors")
 RANK = 64
 _SCRATCH = 1 << 16  # elements whose sums stay in cache
+Fit = Callable[[Array, int, float | None], tuple[Array, Array]]
 
 
 def product_into(left: Array, right: Array, out: Array) -> None:
@@ -130,6 +131,7 @@ class LowRankEncoder:
         self._matrix, self._dtype, self._most, self._error, self._kind = matrix, dtype, most, error, kind
         self._reach = Reach("factors", kind, wide, 32, "f64", power=0.5)
         self._found: tuple[Array, Array] | None = None
+        self._fit: Fit = factors
         self.params: Mapping[str, Any] = {"codec_version": VERSION, "dtype": dtype}  # the fit pass adds the rank
         width, (rows, cols) = numpy_dtype(kind).itemsize, matrix
         self.scratch = 8 * (2 * (rows + cols) * (most + 8) + 512 * cols)
@@ -137,6 +139,10 @@ class LowRankEncoder:
             PartSpec("left", kind, None, limit=rows * most * width),
             PartSpec("right", kind, None, limit=cols * most * width),
         )
+
+    def fit_by(self, fit: Fit) -> None:
+        """Have the factors found by ``fit``, which takes and returns what ``low_rank_fit.factors`` does."""
+        self._fit = fit
 
     def look(self, rows: Array, start: int) -> bool:
         return self._reach.look(rows)
@@ -159,7 +165,7 @@ class LowRankEncoder:
             raise CodecError(
                 f"{ID}.non-finite", "expected finite values, found NaN or infinity; keep this tensor dense"
             )
-        left, right = factors(rows, self._most, self._error)
+        left, right = self._fit(rows, self._most, self._error)
         with np.errstate(over="ignore"):
             self._found = cast(left, self._kind), cast(right, self._kind)
         if not all(np.isfinite(factor.astype(np.float32)).all() for factor in self._found):

@@ -97,14 +97,18 @@ def _check(options: ConvertOptions) -> None:
     for name in ("text", "sequences"):
         if getattr(options, name) is not None and options.max_kl is None and not options.check_kl:
             raise _wrong(f"--max-kl or --check-kl beside --{_flag(name)}", "neither")
-    if not targets:
-        return
+    if targets:
+        _check_targets(options, targets)
+
+
+def _check_targets(options: ConvertOptions, targets: Sequence[str]) -> None:
     if options.recipe is not None:
         raise _wrong("a budget, which makes a recipe, or a recipe", "both")
     if len(targets) > 1:
         raise _wrong("one of --target-size, --target-bpw and --max-kl", " and ".join(f"--{_flag(x)}" for x in targets))
-    if options.tp is not None:
-        raise _wrong("a budget without --tp: make the recipe first, then convert by it", "--tp")
+    beside = next((name for name in ("tp", "rotate") if getattr(options, name) is not None), None)
+    if beside is not None:
+        raise _wrong(f"a budget without --{beside}: make the recipe first, then convert by it", f"--{beside}")
     for name, what in (("target_bpw", "bits per weight"), ("max_kl", "a KL in nats a token")):
         value = getattr(options, name)
         if value is not None and not (isfinite(value) and value > 0):

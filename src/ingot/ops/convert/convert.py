@@ -28,6 +28,7 @@ from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.budget import budgeted
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.dry_run import dry_run
+from ingot.ops.convert.folding import turned_first
 from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
@@ -173,6 +174,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
+    recipe = turned_first(recipe, options.rotate)
     source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
     close = source.close
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.folding.fold import changed_names
 from ingot.ops.folding.graph import Graph, graph_of
@@ -37,6 +38,17 @@ class Folds:
     known: Known
     dtypes: Mapping[str, str]
     told: Callable[[], Sequence[str]] | None = None
+
+
+def turned_first(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
+    """Return a recipe, or none but that, which turns the model first; ``UsageError`` ``recipe.rotate``: twice."""
+    if rotate is None:
+        return recipe
+    if recipe is not None and recipe.rotate is not None:
+        raise UsageError(
+            f"expected one of --rotate and the table [rotate], found both in {recipe.name}", rule="recipe.rotate"
+        )
+    return replace(recipe or Recipe("rotate", ()), rotate=Rotate.of(rotate))
 
 
 def turned(view: Checkpoint, recipe: Recipe | None) -> Turned:

@@ -139,6 +139,14 @@ class ConvertOptions:
             panel=_ROUNDING,
         ),
     )
+    rotate: str | None = field(
+        default=None,
+        metadata=about(
+            "Turn the model within itself first, r1, r2 or r1,r2: short for a recipe's table [rotate].",
+            metavar="STREAMS",
+            panel=_ROUNDING,
+        ),
+    )
     target_size: int | str | None = field(
         default=None,
         metadata=about(

@@ -15,15 +15,14 @@ from ingot.ops.convert.chosen import stored_exactly
 from ingot.ops.convert.folding import folded, turned
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
+from ingot.ops.rounded import outcome_lines
 from ingot.ops.views.rounded import Rounding, round_to
 from ingot.quantizers.choice import Asked, asked
-from ingot.quantizers.factors import DAMPING
 from ingot.quantizers.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
 
-_SHOWN = 4
 # Who runs models lies above this room.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
 
@@ -33,34 +32,13 @@ def told(rounding: Rounding | None) -> list[str]:
     every = outcomes_of(rounding)
     if rounding is None or not every:
         return []
-    errors = [each.error for each in every]
-    error = f"error under them {sum(errors) / len(errors):.3%} on average, {max(errors):.3%} at most"
-    unknown = [each.matrix for each in every if each.tokens is None]
-    unseen = [each.matrix for each in every if each.tokens == 0]
-    dead = [f"{each.matrix} ({each.dead})" for each in every if each.dead]
-    damped = [f"{each.matrix} ({_why(each)})" for each in every if each.damping > DAMPING]
-    lines = [
-        (f"{len(every)} matrices were rounded by the statistics of {rounding.said}: {error}", every),
-        (f"without statistics, all errors weighed alike: {_some(unknown)}", unknown),
-        (f"no token was sent there, all errors weighed alike: {_some(unseen)}", unseen),
-        (f"inputs that were 0 for every token, whose columns weigh as damping has them: {_some(dead)}", dead),
-        (f"second moments of inputs that were singular, damped by more than {DAMPING:.0%}: {_some(damped)}", damped),
-    ]
     more = [] if rounding.more is None else rounding.more()
-    return [*(line for line, matrices in lines if matrices), *more]
+    return [*outcome_lines(every, rounding.said), *more]
 
 
 def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
     """Return what became of the matrices that were rounded, by name."""
     return () if rounding is None else [rounding.outcomes[name] for name in sorted(rounding.outcomes)]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _why(outcome: Outcome) -> str:
-    return f"by {outcome.damping:.3g}, of {outcome.tokens} tokens"
 
 
 class _Known:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.memory import anonymous_in_use, parse_size
@@ -27,21 +28,24 @@ from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.limits import require_in_proportion
+from ingot.model.statistics import Statistics
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
-from ingot.ops.delta.draft import Draft, Drafted
+from ingot.ops.delta.draft import Draft, Drafted, seen
 from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
 from ingot.ops.delta.pairs import Asking, ByWorkers, Here, Reading, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, TensorDiff
-from ingot.ops.delta.strategy import BY_CONTAINER, DEFAULTS, Storage
+from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, Storage, is_matrix
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.in_memory import opened
 from ingot.ops.open import Source, weights_of
 from ingot.ops.options import AnyPath, is_elsewhere
+from ingot.ops.rounded import few, outcome_lines
+from ingot.ops.statistics import statistics_of_one
 
 if TYPE_CHECKING:
     from ingot.engine.cluster.pool import Pool
@@ -95,8 +99,13 @@ def diff(options: DiffOptions) -> DiffReport:
             stack.callback(source.close)
             refuse_same(source, target)
             sources.append(source)
+        _require_calibrated(options, target, elsewhere=elsewhere)
+        stated = options.calibration
+        known = None if stated is None else statistics_of_one(stated, [weights_of(sources[1]), weights_of(sources[0])])
+        if known is not None and known is not stated:
+            stack.callback(known.close)
         pool = stack.enter_context(closing(_pool(options))) if elsewhere else None
-        report = _Diff(sources, target, options, pool).run()
+        report = _Diff(sources, target, options, pool, known).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -108,6 +117,20 @@ def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *,
         raise UsageError("expected files that workers can open, found a state dict", rule="cluster.engine")
     if options.resume:
         raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
+
+
+def _require_calibrated(options: DiffOptions, target: Destination, *, elsewhere: bool) -> None:
+    """Refuse statistics where nothing goes by them."""
+    if options.calibration is None:
+        return
+    strategies = (*CALIBRATED, AUTO)
+    named = options.strategy in strategies or any(item.quantizer for item in options.storages.values())
+    if target.format.name != "zt" or not named or elsewhere:
+        raise UsageError(
+            f"expected --calibration with a strategy that goes by it ({', '.join(strategies)}), in .zt, by no engine; "
+            f"found {options.strategy or DEFAULTS[target.format.name]} in {target.format.name}, by {options.engine}",
+            rule="delta.calibration",
+        )
 
 
 def _pool(options: DiffOptions) -> Pool:
@@ -129,11 +152,19 @@ class _Planned:
 class _Diff:
     """One run."""
 
-    def __init__(self, sources: Sequence[Source], target: Destination, options: DiffOptions, pool: Pool | None) -> None:
-        self._sources, self._place, self._options, self._pool = sources, target, options, pool
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        target: Destination,
+        options: DiffOptions,
+        pool: Pool | None,
+        known: Statistics | None,
+    ) -> None:
+        self._sources, self._place, self._options, self._pool, self._known = sources, target, options, pool, known
         container = target.format.name
         strategy = self._strategy = options.strategy or DEFAULTS[container]
-        self._draft = Draft(container, strategy, options.strategy is None, options.options)
+        said = "" if known is None else f"{known.location} {sorted(known.metadata.items())}"
+        self._draft = Draft(container, strategy, options.strategy is None, options.options, known, said)
         assert self._draft.asked  # a strategy that is known
         self._base, self._tuned = (weights_of(source) for source in sources)
         self._pairs = pairs_of(self._base, self._tuned)
@@ -246,7 +277,12 @@ class _Diff:
         workers, max_ram = self._resources.workers, self._options.max_ram
         if max_ram is not None:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_in_use() - RESERVE) // PER_PAIR))
-        return choose(pairs, target_size=budget, max_error=error, workers=workers, progress=self._progress)
+        told: dict[str, Any] = {"target_size": budget, "max_error": error, "progress": self._progress}
+        if self._known is not None:
+            from ingot.ops.delta.weighed import measure_known
+
+            told["measuring"] = partial(measure_known, known=self._known)
+        return choose(pairs, workers=workers, **told)
 
     def _steps(self) -> tuple[list[Step], dict[str, Change], dict[str, bool]]:
         """Return what is stored in the container's order; of every tensor what changes, and whether exactly."""
@@ -281,6 +317,7 @@ class _Diff:
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
         written = {item.step.spec.name: item for item in executed.done}
+        rounded = [self._draft.outcomes[name] for name in sorted(self._draft.outcomes)]
         tensors = []
         for name, change in info.tensors.items():
             tensor, done, exact = self._tuned[name], written.get(name), planned.exact[name]
@@ -315,4 +352,12 @@ class _Diff:
             result_id=info.result.content,
             parent_hash=info.base.hashes.get(PARENT),
             resumed=executed.resumed,
+            rounded=rounded,
+            notes=[] if self._known is None else [*outcome_lines(rounded, self._known.location), *self._unseen()],
         )
+
+    def _unseen(self) -> list[str]:
+        """Tell of matrices that changed and that there are no statistics of."""
+        changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
+        names = [item.name for item in changed if is_matrix(item.shape, item.dtype) and not seen(self._known, item)]
+        return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ingot.codecs.delta.base import DeltaEncoder, delta_codec, difference
+from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.engine.bind import StepData
@@ -22,11 +22,14 @@ from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.inputs import alike
 from ingot.ops.delta.pairs import Both
-from ingot.ops.delta.strategy import AUTO, EXACT, SMALL, UNSCALED, Storage, choices
+from ingot.ops.delta.strategy import AUTO, CALIBRATED, EXACT, SMALL, UNSCALED, Storage, calibrated, choices
 from ingot.ops.identity import tensor_digest
+from ingot.quantizers.encode import encoder_under
+from ingot.quantizers.tensor import Knowing, Outcome, matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,19 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is asked of a delta in ``container``; ``default`` tells that nobody named the strategy."""
+    """What is asked of a delta in ``container``; ``default`` tells that nobody named the strategy.
+
+    ``known`` are statistics that numbers are chosen by, where there are some, ``said`` what tells them from others;
+    ``outcomes`` gets what became of each matrix that was rounded under them.
+    """
 
     container: str
     strategy: str
     default: bool
     options: Mapping[str, Any] = field(default_factory=dict)
+    known: Knowing | None = None
+    said: str = ""
+    outcomes: dict[str, Outcome] = field(default_factory=dict, compare=False)
 
     @property
     def auto(self) -> bool:
@@ -88,7 +98,21 @@ class Draft:
     def _storage(self, tensor: Tensor) -> Storage:
         if self.auto:
             return EXACT
-        return choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
+        plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
+        ways = CALIBRATED.get(self.strategy, ())
+        if plain == EXACT or not ways or not seen(self.known, tensor):
+            return plain
+        return calibrated(ways, tensor.shape[-1])
+
+    def _encoder(self, tensor: Tensor, storage: Storage, options: Mapping[str, Any]) -> DeltaEncoder:
+        if storage.quantizer is None:
+            return delta_codec(storage.codec).encoder(tensor.shape, tensor.dtype, options)
+        how = (storage.quantizer, storage.codec, options)
+        known = Statistics.in_memory({}) if self.known is None else self.known
+        return AdditiveEncoder(encoder_under(tensor.name, tensor.shape, how, known, self._take))
+
+    def _take(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes.update({outcome.matrix: outcome for outcome in outcomes})
 
     def _drafted(self, base: Tensor | None, tensor: Tensor, storage: Storage, count: int | None) -> Drafted:
         if is_opaque(tensor):
@@ -96,10 +120,11 @@ class Draft:
         if base is None or not (self.container == "wdelta" or alike(base, tensor)):
             return self._whole(tensor)
         codec = delta_codec(storage.codec)
-        extra = self.options if storage == self.asked else {}
+        mine = storage == self.asked or storage in CALIBRATED.get(self.strategy, ())
+        extra = self.options if mine else {}
 
         def made(options: Mapping[str, Any]) -> DeltaEncoder:
-            return codec.encoder(tensor.shape, tensor.dtype, options)
+            return self._encoder(tensor, storage, options)
 
         options = {**storage.options, **extra, **({} if count is None else {"count": count})}
         try:
@@ -111,7 +136,8 @@ class Draft:
         differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
         encoder, more = reaching(encoder, made, options, differences)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
-        told = (tensor, spec, ENCODED, storage.codec, encoder.lossless)
+        rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
+        told = (tensor, spec, ENCODED, rule, encoder.lossless)
         return self._checked("apply", Diff(*told, base=base, codec=codec, encoder=encoder, options={**options, **more}))
 
     def _whole(self, tensor: Tensor) -> Drafted:
@@ -125,6 +151,15 @@ class Draft:
         if reason is not None:
             raise UnsupportedError(f"{self.container} cannot carry this: {reason}", rule="delta.container")
         return Drafted(op, step, digest)
+
+
+def seen(known: Knowing | None, tensor: Tensor) -> bool:
+    """Whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
+    if known is None or len(tensor.shape) < 2:
+        return False
+    name = next((name for name, _ in matrices(tensor.name, tensor.shape)), "")
+    found = known.for_matrix(name)
+    return found is not None and (found.count > 0 or name != tensor.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ingot.ops.options import (
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
+    from ingot.model.statistics import Statistics
     from ingot.ops.delta.strategy import Storage
 
     StateDict = Mapping[str, Any]
@@ -65,6 +66,13 @@ class DiffOptions:
     )
     max_error: float | None = field(
         default=None, metadata=about("For --strategy auto: largest error of a difference, as a share of its norm.")
+    )
+    calibration: AnyPath | Statistics | None = field(
+        default=None,
+        metadata=about(
+            "Statistics that `ingot calibrate` took of the fine-tune (or of the base): strategies int1 to int4, "
+            "low-rank and auto, in .zt, then choose numbers by what matrices multiply."
+        ),
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

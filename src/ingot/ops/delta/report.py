@@ -19,10 +19,12 @@ from ingot.model.report import (
     Shown,
     Table,
     Texts,
+    data_of,
     figures_of,
     table_of,
 )
 from ingot.ops.worst import loss, worst_of
+from ingot.quantizers.tensor import Outcome
 
 HALF = 0.5
 
@@ -54,7 +56,8 @@ class DiffReport(Shown):
     """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
     ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
-    ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run.
+    ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run. ``rounded`` is what quantizers did
+    to each matrix, ``notes`` tell of it.
     """
 
     base: str
@@ -71,6 +74,8 @@ class DiffReport(Shown):
     result_id: str | None = None
     parent_hash: str | None = None
     resumed: int = 0
+    rounded: Sequence[Outcome] = ()
+    notes: Texts = ()
 
     @property
     def share(self) -> Ratio:
@@ -100,7 +105,10 @@ class DiffReport(Shown):
 
     def report(self, *, tensors: bool = False) -> Report:
         """Return all figures and the tensors, which people get if asked for."""
-        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name != "tensors"]
+        beside = ("tensors", "rounded")
+        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name not in beside]
+        if self.rounded:
+            figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
         short = self.short
         figures += [
             Figure("short", [item.name for item in short], "texts"),
@@ -127,6 +135,7 @@ class DiffReport(Shown):
             ]
             words = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
             lines.append(Line(f"{words}; take a finer strategy", "lost"))
+        lines.append(Line("{item}", "note", each="notes"))
         shown = [tensors_table(self.tensors)] if tensors else []
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
 

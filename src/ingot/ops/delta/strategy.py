@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -11,6 +11,8 @@ from ingot.codecs.table import DELTA_EXACT, LOW_RANK
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.delta import Int4DeltaLayout, PatchLayout, SignDeltaLayout, SparseDeltaLayout
+from ingot.model.layouts.trellis import TrellisLayout
+from ingot.quantizers.rounding import TWO_SIDED
 
 SMALL = 1 << 14
 """Tensors of at most so many elements, and those of one dimension, are kept exactly: they cost next to nothing."""
@@ -18,11 +20,15 @@ SMALL = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding."""
+    """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding.
+
+    ``quantizer``: numbers are chosen by what the matrix multiplies (``quantizers.encode.encoder_under``).
+    """
 
     codec: str
     options: Mapping[str, Any] = field(default_factory=dict)
     encoding: str = "raw"
+    quantizer: str | None = None
 
 
 EXACT = Storage(DELTA_EXACT)
@@ -43,6 +49,36 @@ STRATEGIES: Mapping[str, Storage] = {
     "sparse-patch": Storage(PatchLayout.codec),
 }
 """Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
+
+GROUPS = (64, 96, 32)
+"""Columns of a trellis's groups: the first of these that divides a row is taken."""
+
+
+def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **more: Any) -> Storage:
+    """Return the storage of a difference that is rounded under both factors."""
+    return Storage(codec, {"bits": bits, "group": group, **more}, encoding, TWO_SIDED)
+
+
+def streams(bits: int) -> tuple[Storage, ...]:
+    """Return storages of so many bits through a trellis; integers where no group divides a row."""
+    last = rounded(AffineLayout.codec, bits, 64, symmetric=bits > 2)
+    return (*(rounded(TrellisLayout.codec, bits, group) for group in GROUPS), last)
+
+
+SIGNS = rounded(AffineLayout.codec, 1, "row", "zstd")
+CALIBRATED: Mapping[str, Sequence[Storage]] = {
+    **{f"int{bits}": streams(bits) for bits in (4, 3, 2)},
+    "int1": (SIGNS,),
+    "low-rank": (Storage(LOW_RANK, {"rank": 32}, quantizer=TWO_SIDED),),
+}
+"""What strategies do with matrices that there are statistics of: the first that a row fits."""
+
+
+def calibrated(ways: Sequence[Storage], cols: int) -> Storage:
+    """Return the first way whose groups a row of so many columns fits."""
+    fitting = (way for way in ways if way.codec != TrellisLayout.codec or cols % way.options["group"] == 0)
+    return next(fitting)
+
 
 EVERY = ("sparse-patch",)
 """Strategies for every tensor: exact ones, for those who read nothing else."""

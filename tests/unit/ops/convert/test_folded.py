@@ -171,6 +171,26 @@ def test_a_rotation_needs_no_rule_and_no_statistics(model: Path, tmp_path: Path)
     assert asked.fingerprint() != parse_recipe("[rotate]\nr1 = true", where="test").fingerprint()
 
 
+def test_the_option_is_short_for_the_table(model: Path, tmp_path: Path) -> None:
+    for out, asked, rotate in (("table", parse_recipe(TURN, where="test"), None), ("option", None, "r2, r1")):
+        ingot.convert(model, tmp_path / out, asked, format="safetensors", rotate=rotate)
+    names = sorted(path.name for path in (tmp_path / "table").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "option").iterdir())
+    assert all((tmp_path / "table" / name).read_bytes() == (tmp_path / "option" / name).read_bytes() for name in names)
+    for more in (
+        {"rotate": "r3"},
+        {"rotate": "r1,r1"},
+        {"rotate": ""},
+        {"rotate": "r1", "recipe": recipe("gptq", TURN)},
+    ):
+        with pytest.raises(IngotError) as refused:
+            ingot.convert(model, tmp_path / "no.zt", **more)
+        assert refused.value.rule == "recipe.rotate"
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(model, tmp_path / "no.zt", rotate="r1", target_bpw=9.0)
+    assert refused.value.rule == "convert.budget"
+
+
 def test_without_statistics_of_a_group_it_stays_as_it_is(model: Path, tmp_path: Path) -> None:
     known = Statistics.in_memory({f"{LAYER}.mlp.down_proj.weight:{key}": values for key, values in (
         ("in_sum2", np.ones(MIDDLE, np.float32)), ("count", np.array([3])),
