@@ -104,7 +104,8 @@ def round_tensor(
     found, outcomes = list[Made](), []
     for name, values in weights:
         go_on()
-        factors, tokens = known_factors(known, name, *values.shape, damping_for(asked))
+        rows, cols = values.shape
+        factors, tokens = known_factors(known, name, rows, cols, damping_for(asked))
         made = rounded_as(asked, values, factors, found[0].levels if found else None)
         if settle is not None:
             settle(made, values, factors)
