@@ -147,8 +147,8 @@ def test_scales_past_their_type_are_refused() -> None:
     [
         ("best", "affine", {}),
         ("gptq", "dense", {}),
-        ("gptq", "affine", {"bits": 1}),
-        ("gptq", "affine", {"group": "row"}),
+        ("gptq", "affine", {"bits": 1, "symmetric": False}),
+        ("gptq", "affine", {"group": "rows"}),
         ("gptq", "affine", {"symmetric": 1}),
         ("gptq", "affine", {"symmetric": True, "zero_kind": "offset"}),
         ("gptq", "affine", {"zero_kind": "offsets"}),
