@@ -21,6 +21,7 @@ Schema = tuple[str, bool, str, tuple[Any, ...]]
 
 ABSENT = -1
 
+_AT_ONCE = 1 << 12  # digests that are looked at together, so that they take little memory
 # What stands before the hexadecimal digits of a digest, and how many of these there are.
 _SPELLED = ((b"crc32c:0x", 8), (b"sha256:", 64))
 _IS_HEX = np.isin(np.arange(256), np.frombuffer(b"0123456789abcdefABCDEF", np.uint8))
@@ -92,8 +93,9 @@ def spelled(digests: Column, data: bytes) -> NDArray[np.bool_]:
     starts, lengths, memory = numbers(digests.first), numbers(digests.second), np.frombuffer(data, np.uint8)
     good: NDArray[np.bool_] = starts < 0
     for prefix, digits in _SPELLED:
-        own = np.flatnonzero(lengths == len(prefix) + digits)
-        if own.size:
+        fitting = np.flatnonzero(lengths == len(prefix) + digits)
+        for first in range(0, fitting.size, _AT_ONCE):
+            own = fitting[first : first + _AT_ONCE]
             text = memory[starts[own, None] + np.arange(len(prefix) + digits)]
             heads = (text[:, : len(prefix)] == np.frombuffer(prefix, np.uint8)).all(1)
             good[own] = heads & _IS_HEX[text[:, len(prefix) :]].all(1)

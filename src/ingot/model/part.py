@@ -77,7 +77,7 @@ class Part:
     integers: tuple[int, int] | None = None
     keeps: bool = field(default=False, repr=False)
     _verified: bool = field(default=False, repr=False)
-    _proven: set[int] = field(default_factory=set, repr=False)
+    _proven: set[int] | None = field(default=None, repr=False)
     _kept: memoryview | None = field(default=None, repr=False)
 
     @property
@@ -143,7 +143,7 @@ class Part:
             reader.readinto(out)
             reader.finish()
         else:
-            reader = replace(self, by_chunks=True).reader()
+            reader = self.by_ranges().reader()
             reader.skip(start)
             reader.readinto(out)
 
@@ -173,12 +173,20 @@ class Part:
             return None
         return self.chunks or whole_as_chunk(digest, self.length)
 
+    def by_ranges(self) -> Part:
+        """Return this part for whoever reads ranges of it: ``by_chunks``. Both know what either has proven."""
+        if self._proven is None:  # most parts are never read by ranges
+            self._proven = set()
+        return replace(self, by_chunks=True)
+
     def proven(self) -> set[int]:
         """Return the chunks that were checked and still are what they were; whoever checks one adds it.
 
         Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
         """
-        return self._proven if self.source.mapped and not self.source.changed() else set()
+        if self._proven is None or not self.source.mapped or self.source.changed():
+            return set()
+        return self._proven
 
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.

@@ -75,7 +75,7 @@ class PartBytes:
     def __init__(self, part: Part, *, scattered: bool) -> None:
         self.part, self._scattered = part, scattered
         self._lock = threading.Lock()
-        self._forward = _Forward(lambda: replace(part, by_chunks=True).reader(), PartReader.skip)
+        self._forward = _Forward(lambda: part.by_ranges().reader(), PartReader.skip)
         self._held: memoryview | None = None
         self._proven = part.digest is None or not part.verify
 
@@ -137,7 +137,7 @@ class ValueBytes:
         self._rows, self._cols = (tensor.size, 1) if by_element else tensor.matrix_shape
         self._kept = self._cols if columns is None else sum(stop - start for start, stop in columns)
         self._lock = threading.Lock()
-        parts = {role: replace(part, by_chunks=True) for role, part in tensor.parts.items()}
+        parts = {role: part.by_ranges() for role, part in tensor.parts.items()}
         ranged = replace(tensor, parts=parts)
         self._forward: _Forward[Reader] = _Forward(lambda: decoder.reader(ranged), self._skip)
         self._last: tuple[int, Array] | None = None

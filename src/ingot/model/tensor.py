@@ -259,7 +259,7 @@ class Tensor:
             values: Array = self.numpy()[whole.inner]
             return values
         piece = piece_of(self.shape, index, elementwise=decoder.elementwise)
-        parts = {role: replace(part, by_chunks=True) for role, part in self.parts.items()}
+        parts = {role: part.by_ranges() for role, part in self.parts.items()}
         reader = decoder.reader(replace(self, parts=parts))
         return read_piece(reader, piece, self.shape, self.dtype, elementwise=decoder.elementwise)
 

@@ -219,7 +219,8 @@ def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
 
 
 def _values(column: Column, data: bytes) -> Iterator[bytes]:
-    return (data[span] for row in range(len(column.first)) if (span := column.span(row)) is not None)
+    rows = np.flatnonzero(numbers(column.first) >= 0).tolist()  # few parts are large
+    return (data[span] for row in rows if (span := column.span(row)) is not None)
 
 
 def _are_maps(column: Column, data: bytes) -> bool:
