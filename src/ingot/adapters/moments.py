@@ -16,7 +16,7 @@ import numpy as np
 from ingot.adapters.skeleton import Piece
 from ingot.core.extras import require
 from ingot.errors import IntegrityError
-from ingot.model.statistics import ABSMAX, COUNT, INPUTS, OUTPUTS, SQUARES
+from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MEANS, OUTPUTS, SQUARES
 from ingot.model.tensor import Array
 
 
@@ -34,7 +34,7 @@ class Wanted:
     @property
     def nbytes(self) -> int:
         """Bytes of the sums."""
-        return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 16 * self.cols
+        return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 24 * self.cols
 
 
 class Sums:
@@ -44,7 +44,8 @@ class Sums:
         self._torch, self._wanted = torch, wanted
         self.inputs = torch.zeros(wanted.cols, wanted.cols) if wanted.inputs else None
         self.outputs = torch.zeros(wanted.rows, wanted.rows) if wanted.outputs else None
-        self.squares, self.absmax = torch.zeros(wanted.cols, dtype=torch.float64), torch.zeros(wanted.cols)
+        self.squares, self.sums = (torch.zeros(wanted.cols, dtype=torch.float64) for _ in range(2))
+        self.absmax = torch.zeros(wanted.cols)
         self.weight, self.count = 0.0, 0
 
     @property
@@ -57,6 +58,7 @@ class Sums:
         if not len(inputs):
             return
         self.squares += inputs.square().sum(0, dtype=self._torch.float64)
+        self.sums += inputs.sum(0, dtype=self._torch.float64)
         self.absmax = self._torch.maximum(self.absmax, inputs.abs().amax(0))
         self.count += len(inputs)
 
@@ -79,6 +81,7 @@ class Sums:
         found = {
             SQUARES: (self.squares / max(self.count, 1)).float().numpy(),
             ABSMAX: self.absmax.numpy(),
+            MEANS: (self.sums / max(self.count, 1)).float().numpy(),
             COUNT: np.array([self.count], np.int64),
         }
         if self.inputs is not None and self.count:

@@ -6,6 +6,7 @@ A statistics file is safetensors (``spec/calibration.md``). For the matrix ``NAM
     NAME:outputs  f32 [rows, rows]  G, the second moment of the gradients at its outputs, only where they were taken
     NAME:in_sum2  f32 [cols]        mean squares of its inputs, all tokens alike
     NAME:absmax   f32 [cols]        the largest magnitude of each input
+    NAME:means    f32 [cols]        means of its inputs, all tokens alike; files of before have none
     NAME:count    i64 [1]           tokens seen
 
 An expert of a stacked tensor is ``NAME:expert.N``. Where several matrices have one A, the metadata say
@@ -28,8 +29,8 @@ from ingot.model.tensor import Array
 
 VERSION = "1"
 VERSION_KEY, MODEL_KEY = "ingot.statistics", "model"
-INPUTS, OUTPUTS, SQUARES, ABSMAX, COUNT = "inputs", "outputs", "in_sum2", "absmax", "count"
-FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, COUNT)
+INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT = "inputs", "outputs", "in_sum2", "absmax", "means", "count"
+FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
 SAME = "same"
 
 # Who opens files lies above this room, as it does for tensors' decoders.
@@ -103,6 +104,11 @@ class MatrixStatistics:
     def absmax(self) -> Array | None:
         """The largest magnitude of each input: f32 [cols]; None where it is not known."""
         return self._array(ABSMAX)
+
+    @property
+    def means(self) -> Array | None:
+        """Means of the inputs: f32 [cols]; None where they were not taken."""
+        return self._array(MEANS)
 
     @property
     def has_inputs(self) -> bool:
@@ -286,7 +292,7 @@ def _checked(name: str, group: Mapping[str, Entry], location: str) -> tuple[dict
         raise FormatError("statistics.entries", f"expected {SQUARES} and {COUNT}", where=where)
     cols = group[SQUARES].shape
     rows = group[OUTPUTS].shape[:1] if OUTPUTS in group else ()
-    wanted = {INPUTS: cols * 2, OUTPUTS: rows * 2, SQUARES: cols[:1], ABSMAX: cols, COUNT: (1,)}
+    wanted = {INPUTS: cols * 2, OUTPUTS: rows * 2, SQUARES: cols[:1], ABSMAX: cols, MEANS: cols, COUNT: (1,)}
     for field, entry in group.items():
         if tuple(entry.shape) != wanted[field] or not wanted[field]:
             raise FormatError(

@@ -7,7 +7,7 @@ repack these exactly. Those of a trellis are held as its streams.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.codecs.palette.encode import codebooks_for
@@ -33,7 +33,7 @@ AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
 _MOST_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
-_ORDER = "act_order"
+_ORDER, _CORRECT = "act_order", "correct_bias"
 _TOGETHER = 64  # columns of a palette that descend together
 
 Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
@@ -46,7 +46,7 @@ class Asked:
     ``block`` is the type of ggml's blocks that numbers are held in, if they are. ``scaled``: channels get scales
     before, which are folded into what comes before. ``channels``, of a palette: how many rows at most have a table of
     their own, None where the tensor has one. ``streams``: numbers are a trellis's, and the grid says their bits, groups
-    and scales.
+    and scales. ``correct_bias``: what rounding moves the mean output by is taken from the bias beside the matrix.
     """
 
     quantizer: str
@@ -56,6 +56,7 @@ class Asked:
     scaled: bool = False
     channels: int | None = None
     streams: bool = False
+    correct_bias: bool = False
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -128,17 +129,22 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
         ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
         ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: as
-        ``scaled_codebook``, without ``act_order`` and ``awq``.
+        ``scaled_codebook``, without ``act_order`` and ``awq``. All have ``correct_bias``.
 
     Raises
     ------
     UsageError
         ``quantizer.option``.
     """
+    left = dict(options)
+    correct = _boolean(left, _CORRECT, default=False)
+    return replace(_asked(quantizer, codec, left), correct_bias=correct)
+
+
+def _asked(quantizer: object, codec: str, left: dict[str, Any]) -> Asked:
     scaled, name = _split(quantizer)
     if name not in QUANTIZERS:
         raise _wrong(f"quantizer {', '.join(QUANTIZERS)}, {AWQ}, or {AWQ}+ before one of them", quantizer)
-    left = dict(options)
     order = _boolean(left, _ORDER, default=False)
     if order and name == IMPORTANCE:
         raise _wrong(f"no {_ORDER} with quantizer {IMPORTANCE}, which feeds nothing back", order)

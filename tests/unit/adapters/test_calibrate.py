@@ -65,6 +65,7 @@ def test_they_are_those_of_a_plain_computation(model: Path, taken: Path, monkeyp
         np.testing.assert_allclose(of.inputs, x.T @ x / len(x), rtol=2e-3, atol=1e-4)
         np.testing.assert_allclose(of.diagonal, np.square(x).mean(0), rtol=1e-3)
         np.testing.assert_allclose(of.absmax, np.abs(x).max(0), rtol=1e-4)
+        np.testing.assert_allclose(of.means, x.mean(0), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(fisher.diagonal, of.diagonal, rtol=1e-5)  # the same samples
         assert fisher.outputs is not None
         assert fisher.outputs.shape == (96, 96)

@@ -187,7 +187,7 @@ def test_statistics_are_those_of_the_folded_model(tmp_path: Path) -> None:
                 found, wanted = known.for_matrix(name), again.for_matrix(name)
                 assert found is not None
                 assert wanted is not None
-                for field in ("inputs", "outputs"):
+                for field in ("inputs", "outputs", "means"):
                     require_close(getattr(found, field), getattr(wanted, field))
                 # Turned, the diagonal is A's, in which tokens weigh what their gradients say.
                 plain = name.endswith("down_proj.weight")
@@ -215,5 +215,5 @@ def test_statistics_of_scaled_inputs_are_those_of_the_scaled_model(tmp_path: Pat
                 found, wanted = known.for_matrix(name), again.for_matrix(name)
                 assert found is not None
                 assert wanted is not None
-                for field in ("inputs", "diagonal", "absmax"):
+                for field in ("inputs", "diagonal", "absmax", "means"):
                     require_close(getattr(found, field), getattr(wanted, field))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ingot.ops.convert.chosen import stored_exactly
 from ingot.ops.convert.folding import folded, turned
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
-from ingot.ops.rounded import outcome_lines
+from ingot.ops.rounded import few, outcome_lines
 from ingot.ops.views.rounded import Rounding, round_to
 from ingot.quantizers.choice import Asked, asked
 from ingot.quantizers.tensor import Outcome
@@ -33,7 +33,14 @@ def told(rounding: Rounding | None) -> list[str]:
     if rounding is None or not every:
         return []
     more = [] if rounding.more is None else rounding.more()
-    return [*outcome_lines(every, rounding.said), *more]
+    return [*outcome_lines(every, rounding.said), *_bias_lines(rounding.corrected), *more]
+
+
+def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:
+    changes = [change for change in corrected.values() if change is not None]
+    plain = sorted(name for name, change in corrected.items() if change is None)
+    lines = [f"{len(changes)} biases were corrected, by {max(changes):.3g} at most"] if changes else []
+    return [*lines, f"without means of inputs, not corrected; calibrate again: {few(plain)}"] if plain else lines
 
 
 def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:

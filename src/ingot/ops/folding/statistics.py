@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.model.statistics import ABSMAX, INPUTS, OUTPUTS, SQUARES, Entry, MatrixStatistics
+from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, Entry, MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.ops.folding.fold import Folding, reading, writing
 from ingot.ops.folding.graph import Ends
@@ -40,7 +40,8 @@ def folded(of: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatisti
 
     ``A`` becomes ``T A T^T``, ``G`` becomes ``S^-T G S^-1``, T and S the maps of inputs and outputs. Mean squares
     follow exactly where T is diagonal; else they are A's diagonal, of tokens weighed as in A, or what they would be if
-    inputs did not go together, where A is not known. The largest magnitudes follow a diagonal T alone.
+    inputs did not go together, where A is not known. Means follow exactly: ``T m``. The largest magnitudes follow a
+    diagonal T alone.
     """
 
     def inputs() -> Map | None:
@@ -52,6 +53,8 @@ def folded(of: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatisti
     if of.rows is not None:
         shape = (of.rows, of.rows)
         entries[OUTPUTS] = _Made(shape, lambda: _moment(of.outputs, writing(folding, ends), both_backs))
+    if of.means is not None:
+        entries[MEANS] = _Made((of.cols,), lambda: _turned(of.means, inputs()))
     if of.absmax is not None and isinstance(found := inputs(), Scale | None):
         entries[ABSMAX] = _Made((of.cols,), lambda: _scaled(of.absmax, found))
     return MatrixStatistics(of.name, entries, of.count)
@@ -82,6 +85,11 @@ def _squares(of: MatrixStatistics, change: Map | None) -> Array:
     roots = np.diag(np.sqrt(of.diagonal))
     found: Array = np.square(change.forward(roots)).sum(0, dtype=np.float64).astype(np.float32)
     return found
+
+
+def _turned(means: Array | None, change: Map | None) -> Array:
+    assert means is not None
+    return means if change is None else change.forward(np.ascontiguousarray(means[None]))[0]
 
 
 def _scaled(largest: Array | None, change: Map | None) -> Array:

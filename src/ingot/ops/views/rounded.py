@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core.floats import cast
+from ingot.core.floats import FLOATS, cast
 from ingot.core.parallel import default_workers
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked
+from ingot.quantizers.rounding import multiplied
 from ingot.quantizers.tensor import Knowing, Outcome, matrices, require_finite, round_tensor
 
 Known = Callable[[], Knowing]
@@ -44,6 +46,8 @@ class Rounding:
         Returns further lines on what was done to the matrices before.
     outcomes : dict
         By matrix (experts of a stack as ``NAME:expert.N``), once it was rounded.
+    corrected : dict
+        By the name of a bias, once it was read: its largest change; None where no means of inputs are known.
     """
 
     choices: Mapping[str, Asked]
@@ -53,6 +57,7 @@ class Rounding:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[], Sequence[str]] | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    corrected: dict[str, float | None] = field(default_factory=dict)
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -60,10 +65,17 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     require_known(checkpoint, rounding.choices)
     choices, held = rounding.choices, _Held(default_workers() + 2)
 
-    def made(name: str) -> Make:
-        return lambda: _tensor(_Work(checkpoint[name], rounding, held))
+    biases = {bias: name for name, asked in choices.items() if (bias := _bias_of(checkpoint, name, asked))}
 
-    entries = [(name, made(name) if name in choices else None, name) for name in checkpoint]
+    def work(name: str) -> _Work:
+        return _Work(checkpoint[name], rounding, held)
+
+    def made(name: str) -> Make | None:
+        if name in biases:
+            return lambda: _corrected(checkpoint[name], work(biases[name]), rounding)
+        return (lambda: _tensor(work(name))) if name in choices else None
+
+    entries = [(name, made(name), name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
     return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
@@ -121,6 +133,43 @@ def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
         yield name, np.ascontiguousarray(values)
 
 
+def _bias_of(checkpoint: Checkpoint, name: str, asked: Asked) -> str | None:
+    """Return the bias beside a matrix, where there is one and it is to be corrected."""
+    bias = f"{name.removesuffix('weight')}bias"
+    if not asked.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
+        return None
+    tensor = checkpoint[bias]
+    plain = tensor.codec == DenseLayout.codec and tensor.dtype in FLOATS
+    return bias if plain and tensor.shape == checkpoint[name].shape[:1] else None
+
+
+def _corrected(tensor: Tensor, work: _Work, rounding: Rounding) -> Tensor:
+    """Return a bias plus what rounding took from the mean output: ``b + (W - Q) m``, m the means of the inputs."""
+    part = Part(
+        tensor.dtype, tensor.nbytes, _Bytes(_Bias(tensor, work, rounding), "data", tensor.nbytes), where=tensor.name
+    )
+    return replace(tensor, parts={"data": part})
+
+
+class _Bias:
+    """A corrected bias, made when its bytes are asked for."""
+
+    def __init__(self, tensor: Tensor, work: _Work, rounding: Rounding) -> None:
+        self.tensor, self._work, self._rounding = tensor, work, rounding
+
+    def part(self, role: str) -> memoryview:
+        matrix, values = self._work.tensor, cast(self.tensor.numpy(), "f32")
+        known = self._rounding.known().for_matrix(matrix.name)
+        means = None if known is None else known.means
+        if means is None:
+            self._rounding.corrected[self.tensor.name] = None
+            return _bytes(self.tensor.numpy())
+        lost = cast(matrix.numpy(), "f32") - _tensor(self._work).numpy("f32")
+        more = multiplied(lost, means[:, None])[:, 0]
+        self._rounding.corrected[self.tensor.name] = float(np.abs(more).max(initial=0))
+        return _bytes(cast(values + more, self.tensor.dtype))
+
+
 def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
@@ -148,7 +197,7 @@ class _Bytes:
 
     mapped = False
 
-    def __init__(self, work: _Work, role: str, size: int) -> None:
+    def __init__(self, work: _Work | _Bias, role: str, size: int) -> None:
         self._work, self._role, self.size = work, role, size
         self.name = work.tensor.name
 
