@@ -30,8 +30,7 @@ if [ ! -e "$home/.site" ]; then
     "$python" tools/requirements.py test | grep -E '^(safetensors|ztensor|cbor2|gguf|astc-encoder-py|scipy)[=>]' > "$home/test.txt"
     wheels=(--quiet --target "$home/site" --upgrade --only-binary :all: --python-version 3.11)
     for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do wheels+=(--platform "${tag}_aarch64"); done
-    "$python" -m pip install "${wheels[@]}" -r "$home/requirements.txt"
-    "$python" -m pip install "${wheels[@]}" --no-deps -r "$home/test.txt"
+    "$python" -m pip install "${wheels[@]}" -r "$home/requirements.txt" -r "$home/test.txt"
     touch "$home/.site"
 fi
 cmake -S . -B "$home/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64.cmake" \
