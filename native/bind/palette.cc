@@ -147,14 +147,29 @@ void assign(const InArray& values, std::string_view dtype, const InDoubles& thre
 using Points32 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 double nearest(const Points32& points, const Points32& centroids, const OutBytes& codes, const Doubles& sums,
-               const Doubles& counts) {
-  const std::size_t size = points.shape(1), k = centroids.shape(0);
+               const Doubles& counts, const std::optional<Out<float>>& bounds, float moved) {
+  const std::size_t size = points.shape(1), k = centroids.shape(0), n = points.shape(0);
   require((size == 2 || size == 4) && centroids.shape(1) == size, "expected points of 2 or 4 numbers, and centroids alike");
   require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
-  require(codes.size() == points.shape(0), "expected a code per point");
+  require(codes.size() == n && (!bounds || bounds->size() == n), "expected a code per point, and a bound if any");
+  require(moved >= 0, "expected a distance");
+  std::uint8_t most = 0;
+  for (std::size_t i = 0; bounds && i < n; ++i) most = std::max(most, codes.data()[i]);
+  require(most < k, "expected codes of centroids");
+  const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
+  const ingot::PaletteFound found{codes.data(), bounds ? bounds->data() : nullptr, moved, sums.data(), counts.data()};
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(palette_nearest)(points.data(), points.shape(0), static_cast<int>(size), centroids.data(), k,
-                                       codes.data(), sums.data(), counts.data());
+  return INGOT_KERNEL(palette_nearest)(at, centroids.data(), k, found);
+}
+
+void spread(const Points32& points, const InDoubles& draws, const Out<std::uint64_t>& chosen) {
+  const std::size_t size = points.shape(1), k = chosen.size(), n = points.shape(0);
+  require((size == 2 || size == 4) && n >= 1, "expected points of 2 or 4 numbers");
+  require(k >= 1 && draws.size() == k - 1 && chosen.data()[0] < n, "expected a draw for every point but the first");
+  const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
+  nb::gil_scoped_release release;
+  std::vector<double> scratch(2 * n);
+  INGOT_KERNEL(palette_spread)(at, draws.data(), k, chosen.data(), scratch.data());
 }
 
 // Elements of `width` bytes and the mask that covers them.
@@ -211,7 +226,11 @@ void bind_palette(nb::module_& m) {
   define(m, "palette_assign", &assign, array("values"), nb::arg("dtype"), array("thresholds"), array("codes"),
         "How many thresholds lie below each value.");
   define(m, "palette_nearest", &nearest, array("points"), array("centroids"), array("codes"), array("sums"), array("counts"),
-        "The nearest centroid of each point; adds to sums and counts; returns the squared error.");
+        maybe("bounds") = nb::none(), nb::arg("moved") = 0.0F,
+        "The nearest centroid of each point; adds to sums and counts; returns the squared error. With bounds, points whose "
+        "code cannot have changed since keep it.");
+  define(m, "palette_spread", &spread, array("points"), array("draws"), array("chosen"),
+        "Choose points one by one, each drawn by its squared distance from those before; the first is given.");
   define(m, "mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
   define(m, "mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
   define(m, "mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");

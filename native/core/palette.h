@@ -16,4 +16,21 @@ struct PaletteLayout {
   const std::uint32_t* ids;  // codebook of each run; null where there is one
 };
 
+// Points of `size` numbers each, 2 or 4.
+struct PalettePoints {
+  const float* points;
+  std::size_t n;
+  int size;
+};
+
+// What is found for each point and centroid. `bounds` say how far from a point every centroid but that of its code lies
+// at least, `moved` how far any has gone since; both are 0 where nothing is known yet.
+struct PaletteFound {
+  std::uint8_t* codes;  // of the points, read where there are bounds
+  float* bounds;        // null: not kept
+  float moved;
+  double* sums;    // [k, size], added to
+  double* counts;  // [k], added to
+};
+
 }  // namespace ingot

@@ -83,8 +83,9 @@
                             int exponent, double* weights, double* sums);                                             \
   void palette_assign(const void* in, Dtype type, std::size_t n, const double* thresholds, std::size_t k,             \
                       std::uint8_t* codes);                                                                           \
-  double palette_nearest(const float* points, std::size_t n, int size, const float* centroids, std::size_t k,         \
-                         std::uint8_t* codes, double* sums, double* counts);                                          \
+  double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found);     \
+  void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen,             \
+                      double* scratch);                                                                               \
   std::size_t mask_count(const std::uint8_t* mask, std::size_t n);                                                    \
   void mask_expand(const std::uint8_t* mask, std::size_t n, const void* values, std::size_t count, void* out,         \
                    int width);                                                                                        \

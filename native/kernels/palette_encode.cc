@@ -1,4 +1,5 @@
-// Weights of values in 65536 bins, and the nearest entry of a codebook for each value (spec/palette.md).
+// Weights of values in 65536 bins, and the nearest entry of a codebook for each value (spec/palette.md); vectors are in
+// palette_vectors.cc.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -97,45 +98,6 @@ void assign_wide(const void* source, std::size_t n, const double* thresholds, st
   }
 }
 
-template <int kSize>
-double nearest(const float* points, std::size_t n, const float* centroids, std::size_t k, std::uint8_t* codes,
-               double* sums, double* counts) {
-  constexpr std::size_t kLanes = 16;
-  alignas(64) float columns[kSize][256];  // a centroid per place; places past the last repeat the first, and lose
-  const std::size_t places = (k + kLanes - 1) / kLanes * kLanes;
-  for (std::size_t c = 0; c < places; ++c)
-    for (int v = 0; v < kSize; ++v) columns[v][c] = centroids[(c < k ? c : 0) * kSize + static_cast<std::size_t>(v)];
-  double total = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    float least[kLanes];
-    std::int32_t which[kLanes];
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      least[lane] = std::numeric_limits<float>::infinity();
-      which[lane] = 0;
-    }
-    for (std::size_t c = 0; c < places; c += kLanes)
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        float distance = 0;
-        for (int v = 0; v < kSize; ++v) {
-          const float away = points[i * kSize + static_cast<std::size_t>(v)] - columns[v][c + lane];
-          distance += away * away;
-        }
-        which[lane] = distance < least[lane] ? static_cast<std::int32_t>(c + lane) : which[lane];
-        least[lane] = distance < least[lane] ? distance : least[lane];
-      }
-    std::size_t best = 0;  // the first lane of the least; of equals the lowest number
-    for (std::size_t lane = 1; lane < kLanes; ++lane)
-      if (least[lane] < least[best] || (least[lane] == least[best] && which[lane] < which[best])) best = lane;
-    const std::size_t code = static_cast<std::size_t>(which[best]);
-    codes[i] = static_cast<std::uint8_t>(code);
-    total += static_cast<double>(least[best]);
-    counts[code] += 1;
-    for (int v = 0; v < kSize; ++v)
-      sums[code * kSize + static_cast<std::size_t>(v)] += static_cast<double>(points[i * kSize + static_cast<std::size_t>(v)]);
-  }
-  return total;
-}
-
 }  // namespace
 
 std::size_t palette_count(const void* in, Dtype type, std::size_t n, std::size_t cols, const double* importance,
@@ -169,12 +131,6 @@ void palette_assign(const void* in, Dtype type, std::size_t n, const double* thr
     default:
       return assign_wide<Dtype::f64>(in, n, thresholds, k, codes);
   }
-}
-
-double palette_nearest(const float* points, std::size_t n, int size, const float* centroids, std::size_t k,
-                       std::uint8_t* codes, double* sums, double* counts) {
-  if (size == 2) return nearest<2>(points, n, centroids, k, codes, sums, counts);
-  return nearest<4>(points, n, centroids, k, codes, sums, counts);
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -129,6 +129,43 @@ def test_nearest_centroids(size: int, clusters: int) -> None:
         assert np.allclose(sums.reshape(clusters, size)[:, axis], wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("clusters", "count"), [(1, 40), (3, 1), (16, 1025), (200, 5000)])
+def test_bounds_change_no_code_and_no_sum(size: int, clusters: int, count: int) -> None:
+    """Lloyd's steps with bounds beside trying every centroid, on points that repeat and on sizes far apart."""
+    some = rng(11).normal(0, 1, (count, size)) * 10.0 ** rng(12).integers(-8, 1, (count, 1))
+    points = np.ldexp(some, -4).astype(np.float32)
+    points[count // 2 :] = points[: count - count // 2].copy()
+    centroids = points[rng(13).integers(0, count, clusters)].copy()
+    codes, bounds, moved = np.zeros(count, np.uint8), np.zeros(count, np.float32), 0.0
+    for _ in range(12):
+        plain, wanted, numbers = np.empty(count, np.uint8), np.zeros(clusters * size), np.zeros(clusters)
+        error = native.kernels.palette_nearest(points, centroids, plain, wanted, numbers)
+        sums, counts = np.zeros(clusters * size), np.zeros(clusters)
+        found = native.kernels.palette_nearest(points, centroids, codes, sums, counts, bounds, moved)
+        assert (codes.tobytes(), sums.tobytes(), counts.tobytes(), found) == (
+            plain.tobytes(),
+            wanted.tobytes(),
+            numbers.tobytes(),
+            error,
+        )
+        after = (sums.reshape(clusters, size) / np.maximum(counts, 1)[:, None]).astype(np.float32)
+        away = after.astype(np.float64) - centroids
+        moved, centroids = float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6)), after
+    assert clusters == 1 or count == 1 or bounds.any()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("count", [1, 7, 3000])
+def test_points_to_begin_with(size: int, count: int) -> None:
+    points = rng(14).normal(0, 1, (count, size)).astype(np.float32)
+    chosen = np.zeros(40, np.uint64)
+    chosen[0] = count // 2
+    draws = rng(15).random(39)
+    native.kernels.palette_spread(points, draws, chosen)
+    assert chosen.tolist() == reference.spread_out(points, count // 2, draws).tolist()
+
+
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_masks(width: int, share: float) -> None:

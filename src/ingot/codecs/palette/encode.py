@@ -226,10 +226,11 @@ class PaletteEncoder:
         if params.vector_size > 1:
             # Near 1, where no square leaves the range of f32; a power of two changes no bit of the result.
             exponent = frexp(amax)[1]
-            near = np.ldexp(points, -exponent)
-            centroids = np.ldexp(fit.vector_centroids(near, params.entries, workers).astype(np.float64), exponent)
+            cloud = fit.Cloud(_times_power(points, -exponent), workers)
+            centroids = np.ldexp(cloud.centroids(params.entries).astype(np.float64), exponent)
             codebook, scale, values = fit.entries_of(centroids, settings.params.codebook, settings.scales)
-            return fit.nearest(near, np.ldexp(values, -exponent), workers)[0], codebook, scale
+            cloud.nearest(np.ldexp(values, -exponent))
+            return cloud.codes, codebook, scale
         histogram.reset(amax)
         histogram.take(points, settings.importance)
         codebook, scale, values = fit.entries_of(
@@ -289,13 +290,21 @@ def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
 
 
 def _points(values: Array, params: PaletteLayout) -> Array:
-    """Return values as points [indices' shape, vector size]; vectors in f32, single values as they are."""
+    """Return values as points [indices' shape, vector size]; vectors in f32 of their own, single values as they are."""
     size, axis = params.vector_size, params.vector_axis
     if size == 1:
         return values
     shape = values.shape
     split = values.reshape(*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
     return cast(np.ascontiguousarray(np.moveaxis(split, axis + 1, -1)), "f32")
+
+
+def _times_power(points: Array, exponent: int) -> Array:
+    """Multiply ``points``, in place, by a power of two, in two steps where f32 has no such power."""
+    points *= np.float32(2.0 ** min(exponent, 127))
+    if exponent > 127:
+        points *= np.float32(2.0 ** (exponent - 127))
+    return points
 
 
 def _choice(options: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any) -> Any:

@@ -127,73 +127,75 @@ def assign(values: Array, entries: Array) -> Array:
     return codes
 
 
-def vector_centroids(points: Array, count: int, workers: int | None = 1) -> Array:
-    """Cluster points by k-means++ with a fixed seed and Lloyd's steps.
+class Cloud:
+    """Points to be clustered, with what earlier centroids told of them: ``palette_nearest`` tries only the others.
 
     Parameters
     ----------
     points : f32, [n, 2] or [n, 4], finite
-    count : int
-        Up to 256.
     workers : int, optional
-        Threads; the result does not depend on them.
-
-    Returns
-    -------
-    f32, [count, 2] or [count, 4]
+        Threads; no result depends on them.
     """
-    size = points.shape[1]
-    if not len(points):
-        return np.zeros((count, size), np.float32)
-    step = -(-len(points) // SAMPLE)
-    sample = np.ascontiguousarray(points[::step])
-    centroids = _spread_out(sample, count)
-    centroids = _lloyd(sample, centroids, ROUNDS_SAMPLE, workers)
-    return centroids if step == 1 else _lloyd(points, centroids, ROUNDS_ALL, workers)
+
+    def __init__(self, points: Array, workers: int | None = 1) -> None:
+        self._points, self._workers = points, workers
+        self.codes = np.zeros(len(points), np.uint8)
+        self._bounds = np.zeros(len(points), np.float32)
+        self._before: Array | None = None
+
+    def nearest(self, centroids: Array) -> tuple[float, Array, Array]:
+        """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
+
+        Of centroids equally near the first counts. Blocks are added up in order, whatever thread did them.
+        """
+        count, size = centroids.shape
+        blocks = max(1, -(-len(self._points) // BLOCK))
+        sums, counts, errors = np.zeros((blocks, count * size)), np.zeros((blocks, count)), np.zeros(blocks)
+        moved = 0.0 if self._before is None else _moved(self._before, centroids)
+        self._before = centroids
+
+        def run(start: int, stop: int) -> None:
+            block, at = start // BLOCK, slice(start, stop)
+            errors[block] = native.kernels.palette_nearest(
+                self._points[at], centroids, self.codes[at], sums[block], counts[block], self._bounds[at], moved
+            )
+
+        for_ranges(len(self._points), BLOCK, run, self._workers)
+        return float(np.cumsum(errors)[-1]), sums.sum(axis=0).reshape(count, size), counts.sum(axis=0)
+
+    def centroids(self, count: int) -> Array:
+        """Cluster by k-means++ with a fixed seed and Lloyd's steps, into up to 256: f32, [count, size]."""
+        if not len(self._points):
+            return np.zeros((count, self._points.shape[1]), np.float32)
+        step = -(-len(self._points) // SAMPLE)
+        if step == 1:
+            return self._lloyd(_spread_out(self._points, count), ROUNDS_SAMPLE)
+        sample = Cloud(np.ascontiguousarray(self._points[::step]), self._workers)
+        return self._lloyd(sample.centroids(count), ROUNDS_ALL)
+
+    def _lloyd(self, centroids: Array, rounds: int) -> Array:
+        """Move centroids to the means of their points; one without points stays where it is."""
+        before = np.inf
+        for _ in range(rounds):
+            error, sums, counts = self.nearest(centroids)
+            if not error < before * (1 - _STILL):
+                break
+            before = error
+            means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+            centroids = np.where(counts[:, None] > 0, means, centroids)
+        return centroids
 
 
-def nearest(points: Array, centroids: Array, workers: int | None = 1) -> tuple[Array, float, Array, Array]:
-    """Return each point's nearest centroid (u8), the squared error, and sums and numbers of points per centroid.
-
-    Of centroids equally near the first counts. Blocks are added up in order, whatever thread did them.
-    """
-    count, size = centroids.shape
-    blocks = max(1, -(-len(points) // BLOCK))
-    codes = np.empty(len(points), np.uint8)
-    sums, counts, errors = np.zeros((blocks, count * size)), np.zeros((blocks, count)), np.zeros(blocks)
-
-    def run(start: int, stop: int) -> None:
-        block = start // BLOCK
-        errors[block] = native.kernels.palette_nearest(
-            points[start:stop], centroids, codes[start:stop], sums[block], counts[block]
-        )
-
-    for_ranges(len(points), BLOCK, run, workers)
-    return codes, float(np.cumsum(errors)[-1]), sums.sum(axis=0).reshape(count, size), counts.sum(axis=0)
+def _moved(before: Array, after: Array) -> float:
+    """Return a distance that no centroid's move exceeds."""
+    away = after.astype(np.float64) - before
+    return float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6))
 
 
 def _spread_out(points: Array, count: int) -> Array:
     """k-means++ (Arthur, Vassilvitskii 2007): each next centre is a point drawn by its squared distance."""
     random = np.random.default_rng(SEED)
-    wide = points.astype(np.float64)
-    chosen = [int(random.integers(len(points)))]
-    distance = np.full(len(points), np.inf)
-    for _ in range(count - 1):
-        distance = np.minimum(distance, ((wide - wide[chosen[-1]]) ** 2).sum(axis=1))
-        upto = np.cumsum(distance)
-        chosen.append(min(int(np.searchsorted(upto, random.random() * upto[-1], "right")), len(points) - 1))
+    chosen = np.zeros(count, np.uint64)
+    chosen[0] = random.integers(len(points))
+    native.kernels.palette_spread(points, random.random(count - 1), chosen)
     return np.ascontiguousarray(points[chosen])
-
-
-def _lloyd(points: Array, centroids: Array, rounds: int, workers: int | None) -> Array:
-    """Move centroids to the means of their points; one without points stays where it is."""
-    before = np.inf
-    for _ in range(rounds):
-        _, error, sums, counts = nearest(points, centroids, workers)
-        if not error < before * (1 - _STILL):
-            break
-        before = error
-        there = counts > 0
-        centroids = centroids.copy()
-        centroids[there] = (sums[there] / counts[there, None]).astype(np.float32)
-    return centroids

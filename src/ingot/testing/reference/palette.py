@@ -59,3 +59,14 @@ def expand(mask: Array, kept: Array, count: int) -> Array:
     there = np.unpackbits(mask, bitorder="little")[:count].astype(bool)
     out[there] = kept[: int(there.sum())]
     return out
+
+
+def spread_out(points: Array, first: int, draws: Array) -> Array:
+    """Return the numbers of points that k-means++ chooses: after the first each by its squared distance and a draw."""
+    wide, chosen = points.astype(np.float64), [first]
+    distance = np.full(len(points), np.inf)
+    for draw in draws:
+        distance = np.minimum(distance, ((wide - wide[chosen[-1]]) ** 2).sum(axis=1))
+        upto = np.cumsum(distance)
+        chosen.append(min(int(np.searchsorted(upto, draw * upto[-1], "right")), len(points) - 1))
+    return np.array(chosen)

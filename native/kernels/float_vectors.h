@@ -1,0 +1,65 @@
+// Floats in a register of the machine's width, with what compilers make several instructions of and the machine has one for.
+#pragma once
+#include <cstring>
+
+#include "kernels/vectors.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+using Floats = float __attribute__((vector_size(kVectorBytes)));
+
+constexpr std::size_t kWidth = kVectorBytes / sizeof(float);
+
+inline Floats load(const float* from) {
+  Floats found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+inline void store(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
+inline Floats all(float what) { return Floats{} + what; }
+// Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction.
+#if defined(__AVX512F__)
+inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm512_maskz_min_ps(0xffff, a, b); }
+#elif defined(__AVX__)
+inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+#elif defined(__SSE2__)
+inline Floats larger(Floats a, Floats b) { return _mm_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm_min_ps(a, b); }
+#else
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+#endif
+inline Floats magnitude(Floats a) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(a) & 0x7fffffff);
+}
+inline bool all_below(Floats a, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, all(limit), _CMP_LT_OQ) == 0xffff;
+#elif defined(__AVX__)
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, all(limit), _CMP_LT_OQ)) == 0xff;
+#else
+  bool found = true;
+  for (std::size_t lane = 0; lane < kWidth; ++lane) found &= a[lane] < limit;
+  return found;
+#endif
+}
+// sum + a * b. In one step where that product is `kExact`: rounded once either way.
+template <bool kExact>
+inline Floats plus_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  if constexpr (kExact) return _mm512_fmadd_ps(a, b, sum);
+#elif defined(__FMA__)
+  if constexpr (kExact) return _mm256_fmadd_ps(a, b, sum);
+#endif
+  return sum + a * b;
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA

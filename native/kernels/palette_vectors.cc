@@ -1,0 +1,246 @@
+// Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point, and the points to begin with.
+// All centroids are tried for two registers of points at a time. Where bounds are kept, only points whose code may have changed are
+// tried: another centroid is too far for the rest, by the triangle inequality (Hamerly, "Making k-means even faster",
+// 2010), with room for what rounding does, so that codes and sums are those of trying all.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/palette.h"
+#include "kernels/float_vectors.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kChunk = 1024;
+constexpr std::size_t kSums = 16;
+// Squared distances in f32 are wrong by less than 8 units in the last place, 5e-7; squares below kTiny may be wrong by more.
+constexpr float kRoom = 1.00001F, kTiny = 1e-30F, kLess = 1 - 2e-6F;
+
+// A point in one register.
+template <int kSize>
+struct Vector;
+template <>
+struct Vector<2> {
+  using Narrow = float __attribute__((vector_size(8)));
+  using Wide = double __attribute__((vector_size(16)));
+};
+template <>
+struct Vector<4> {
+  using Narrow = float __attribute__((vector_size(16)));
+  using Wide = double __attribute__((vector_size(32)));
+};
+
+template <int kSize>
+inline float squared(const float* point, const float* centroid) {
+  float distance = 0;
+  for (int v = 0; v < kSize; ++v) {
+    const float away = point[v] - centroid[v];
+    distance += away * away;
+  }
+  return distance;
+}
+
+// The two least squared distances of each lane's point, and which centroid has the least; of equals the first.
+template <int kSize>
+struct Least {
+  Floats point[kSize], least, second;
+  Ints which;
+
+  void begin() {
+    least = second = all(std::numeric_limits<float>::infinity());
+    which = Ints{};
+  }
+  void see(const float* centroid, std::int32_t number) {
+    Floats distance{};
+    for (int v = 0; v < kSize; ++v) {
+      const Floats away = point[v] - centroid[v];
+      distance = v ? distance + away * away : away * away;
+    }
+    second = smaller(larger(distance, least), second);
+    which = distance < least ? Ints{} + number : which;
+    least = smaller(distance, least);
+  }
+};
+
+// What stands for each point of a chunk, in its order.
+struct Chunk {
+  alignas(64) float distance[kChunk], guard[kChunk];
+  alignas(64) float own[4 * kChunk];
+  alignas(64) std::uint32_t open[kChunk];  // points that are to be tried
+  alignas(64) std::uint8_t shut[kChunk];
+};
+
+template <int kSize>
+class Nearest {
+ public:
+  Nearest(const float* centroids, std::size_t k, const PaletteFound& found) : centroids_(centroids), k_(k), found_(found) {
+    if (found.bounds) find_guards();
+  }
+
+  // Points `from` to `from + n`, a chunk of them; adds to the squared errors.
+  void run(const float* points, std::size_t from, std::size_t n, double* errors) {
+    std::uint8_t* const codes = found_.codes + from;
+    float* const bounds = found_.bounds ? found_.bounds + from : nullptr;
+    std::size_t open = n;
+    if (bounds)
+      open = pass(points, codes, bounds, n);
+    else
+      for (std::size_t i = 0; i < n; ++i) chunk_.open[i] = static_cast<std::uint32_t>(i);
+    for (std::size_t i = 0; i < open; i += 2 * kWidth) attempt(points, codes, bounds, i, std::min(open, i + 2 * kWidth));
+    add(points, codes, n, errors);
+  }
+
+ private:
+  // Half of how far the nearest other centroid lies: no point nearer than that has another.
+  void find_guards() {
+    for (std::size_t a = 0; a < k_; ++a) {
+      float least = std::numeric_limits<float>::infinity();
+      for (std::size_t c = 0; c < k_; ++c)
+        if (c != a) least = std::min(least, squared<kSize>(centroids_ + a * kSize, centroids_ + c * kSize));
+      guards_[a] = std::sqrt(least) * 0.5F * (1 / kRoom);
+    }
+  }
+
+  // Lowers the bounds by what centroids moved, and lists the points for which they no longer say enough.
+  std::size_t pass(const float* points, const std::uint8_t* codes, float* bounds, std::size_t n) {
+    float* const own = chunk_.own;
+    for (std::size_t i = 0; i < n; ++i) {
+      std::memcpy(own + i * kSize, centroids_ + std::size_t{codes[i]} * kSize, kSize * sizeof(float));
+      chunk_.guard[i] = guards_[codes[i]];
+    }
+    for (std::size_t i = 0; i < n; ++i) chunk_.distance[i] = squared<kSize>(points + i * kSize, own + i * kSize);
+    const float moved = found_.moved;
+    for (std::size_t i = 0; i < n; ++i) {
+      const float low = (bounds[i] - moved) * kLess;
+      bounds[i] = low > 0 ? low : 0;
+      const float room = low > chunk_.guard[i] ? low : chunk_.guard[i];
+      chunk_.shut[i] = room * room > chunk_.distance[i] * kRoom + kTiny;
+    }
+    std::size_t open = 0, i = 0;
+    for (; i + 8 <= n; i += 8) {
+      std::uint64_t eight;
+      std::memcpy(&eight, chunk_.shut + i, 8);
+      if (eight == 0x0101010101010101) continue;
+      for (std::size_t j = i; j < i + 8; ++j) open += list(open, j);
+    }
+    for (; i < n; ++i) open += list(open, i);
+    return open;
+  }
+
+  std::size_t list(std::size_t place, std::size_t i) {
+    chunk_.open[place] = static_cast<std::uint32_t>(i);
+    return chunk_.shut[i] ? 0 : 1;
+  }
+
+  // Tries all centroids for up to two vectors of open points.
+  void attempt(const float* points, std::uint8_t* codes, float* bounds, std::size_t first, std::size_t end) {
+    alignas(64) float columns[kSize][2 * kWidth];
+    for (std::size_t lane = 0; lane < 2 * kWidth; ++lane) {
+      const float* const point = points + std::size_t{chunk_.open[std::min(first + lane, end - 1)]} * kSize;
+      for (int v = 0; v < kSize; ++v) columns[v][lane] = point[v];
+    }
+    Least<kSize> a, b;
+    a.begin();
+    b.begin();
+    for (int v = 0; v < kSize; ++v) {
+      std::memcpy(&a.point[v], columns[v], sizeof(Floats));
+      std::memcpy(&b.point[v], columns[v] + kWidth, sizeof(Floats));
+    }
+    for (std::size_t c = 0; c < k_; ++c) {
+      a.see(centroids_ + c * kSize, static_cast<std::int32_t>(c));
+      b.see(centroids_ + c * kSize, static_cast<std::int32_t>(c));
+    }
+    keep(a, codes, bounds, first, std::min(end, first + kWidth));
+    if (end > first + kWidth) keep(b, codes, bounds, first + kWidth, end);
+  }
+
+  void keep(const Least<kSize>& found, std::uint8_t* codes, float* bounds, std::size_t first, std::size_t end) {
+    alignas(64) float least[kWidth], bound[kWidth];
+    alignas(64) std::int32_t which[kWidth];
+    std::memcpy(least, &found.least, sizeof least);
+    std::memcpy(bound, &found.second, sizeof bound);
+    std::memcpy(which, &found.which, sizeof which);
+    for (std::size_t lane = 0; lane < kWidth; ++lane) bound[lane] = std::sqrt(bound[lane]) * kLess;
+    for (std::size_t i = first; i < end; ++i) {
+      const std::size_t at = chunk_.open[i];
+      codes[at] = static_cast<std::uint8_t>(which[i - first]);
+      chunk_.distance[at] = least[i - first];
+      if (bounds) bounds[at] = bound[i - first];
+    }
+  }
+
+  // Adds each point to its centroid's sum, in order, and its error to one of kSums, in turn.
+  void add(const float* points, const std::uint8_t* codes, std::size_t n, double* errors) {
+    using Narrow = typename Vector<kSize>::Narrow;
+    using Wide = typename Vector<kSize>::Wide;
+    double *const sums = found_.sums, *const counts = found_.counts;
+    for (std::size_t i = 0; i < n; ++i) {
+      Narrow point;
+      Wide sum;
+      const std::size_t code = codes[i];
+      std::memcpy(&point, points + i * kSize, sizeof point);
+      std::memcpy(&sum, sums + code * kSize, sizeof sum);
+      sum += __builtin_convertvector(point, Wide);
+      std::memcpy(sums + code * kSize, &sum, sizeof sum);
+      counts[code] += 1;
+    }
+    for (std::size_t i = n; i % kSums; ++i) chunk_.distance[i] = 0;
+    for (std::size_t i = 0; i < n; i += kSums)
+      for (std::size_t lane = 0; lane < kSums; ++lane) errors[lane] += static_cast<double>(chunk_.distance[i + lane]);
+  }
+
+  const float* centroids_;
+  std::size_t k_;
+  const PaletteFound& found_;
+  float guards_[256];
+  Chunk chunk_;
+};
+
+template <int kSize>
+double nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
+  Nearest<kSize> all(centroids, k, found);
+  double errors[kSums] = {};
+  for (std::size_t i = 0; i < at.n; i += kChunk)
+    all.run(at.points + i * kSize, i, std::min(kChunk, at.n - i), errors);
+  for (std::size_t width = kSums / 2; width; width /= 2)
+    for (std::size_t lane = 0; lane < width; ++lane) errors[lane] += errors[lane + width];
+  return errors[0];
+}
+
+template <int kSize>
+void draw(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
+  double* const distance = scratch;
+  double* const upto = scratch + at.n;
+  std::fill(distance, distance + at.n, std::numeric_limits<double>::infinity());
+  for (std::size_t c = 1; c < k; ++c) {
+    double centre[kSize];
+    for (int v = 0; v < kSize; ++v) centre[v] = static_cast<double>(at.points[chosen[c - 1] * kSize + static_cast<std::size_t>(v)]);
+    for (std::size_t i = 0; i < at.n; ++i) {
+      double squares = 0;
+      for (int v = 0; v < kSize; ++v) {
+        const double away = static_cast<double>(at.points[i * kSize + static_cast<std::size_t>(v)]) - centre[v];
+        squares += away * away;
+      }
+      distance[i] = squares < distance[i] ? squares : distance[i];
+    }
+    double total = 0;
+    for (std::size_t i = 0; i < at.n; ++i) upto[i] = total += distance[i];
+    const auto place = static_cast<std::size_t>(std::upper_bound(upto, upto + at.n, draws[c - 1] * total) - upto);
+    chosen[c] = std::min(place, at.n - 1);
+  }
+}
+
+}  // namespace
+
+double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
+  return at.size == 2 ? nearest<2>(at, centroids, k, found) : nearest<4>(at, centroids, k, found);
+}
+
+void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
+  at.size == 2 ? draw<2>(at, draws, k, chosen, scratch) : draw<4>(at, draws, k, chosen, scratch);
+}
+
+}  // namespace ingot::INGOT_ISA
