@@ -32,16 +32,13 @@ struct Chooser {
   int bits;
   AffineChoice choice;
 
+  float least_scale() const {
+    return choice.scale_type == Dtype::f16 ? 0x1p-24f : choice.scale_type == Dtype::bf16 ? 0x1p-133f : 0x1p-149f;
+  }
   float round_scale(float scale) const {
-    if (choice.scale_type == Dtype::f16) {
-      const float rounded = f16_to_f32(f32_to_f16(scale));
-      return rounded > 0 ? rounded : 0x1p-24f;
-    }
-    if (choice.scale_type == Dtype::bf16) {
-      const float rounded = bf16_to_f32(f32_to_bf16(scale));
-      return rounded > 0 ? rounded : 0x1p-133f;
-    }
-    return scale > 0 ? scale : 0x1p-149f;
+    if (choice.scale_type == Dtype::f16) scale = f16_to_f32(f32_to_f16(scale));
+    if (choice.scale_type == Dtype::bf16) scale = bf16_to_f32(f32_to_bf16(scale));
+    return scale > 0 ? scale : least_scale();
   }
 
   // Limits for a scale and zero point that are settled; `signed` codes where symmetric.
@@ -68,32 +65,29 @@ struct Chooser {
     return offset;
   }
 
-  // A range that need not hold 0, shrunk towards its middle; the scale is infinite where a type cannot hold it or the
-  // offset.
-  AffineGrid offset_candidate(float low, float high, int k) const {
-    const float levels = static_cast<float>((1 << bits) - 1);
-    const float off = (high - low) * (static_cast<float>(k) * 0x1p-6f);
-    const float bottom = low + off, top = high - off;
-    const float offset = round_offset(bottom);
-    float scale = low == high ? 1.0f : round_scale((top - bottom) / levels);
+  // A range that need not hold 0; the scale is infinite where a type cannot hold it or the offset.
+  AffineGrid offset_whole(float low, float high) const {
+    const float levels = static_cast<float>((1 << bits) - 1), bottom = low + 0.0f, offset = round_offset(bottom);
+    float scale = low == high ? 1.0f : round_scale((high - bottom) / levels);
     if (!is_finite(offset)) scale = std::bit_cast<float>(kInfinity);
     return {0, levels, scale, 0, offset};
   }
 
-  // The grid of a range shrunk by 1 - k / 32.
-  AffineGrid candidate(float low, float high, int k) const {
+  // Whether the range is of one value, whose grid is the same however it is shrunk.
+  bool flat(float low, float high) const { return choice.offset ? low == high : !(low < 0) && !(high > 0); }
+
+  // The grid of a whole range.
+  AffineGrid whole(float low, float high) const {
     const float levels = static_cast<float>((1 << bits) - 1);
-    const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
-    if (choice.offset) return offset_candidate(low, high, k);
+    if (choice.offset) return offset_whole(low, high);
     if (!(low < 0) && !(high > 0)) return limits(1, 0 - choice.shift);
     if (choice.symmetric) {
       const float most = symmetric_most();
       const float magnitude = -low > high ? -low : high;
-      return limits(round_scale(magnitude * shrink / most), 0);
+      return limits(round_scale(magnitude / most), 0);
     }
-    const float bottom = low * shrink, top = high * shrink;
-    const float scale = round_scale((top - bottom) / levels);
-    float zero = -bottom / scale;
+    const float scale = round_scale((high - low) / levels);
+    float zero = -low / scale;
     zero = zero < levels ? zero : levels;
     return limits(scale, round_even(zero) + 0.0f - choice.shift);
   }

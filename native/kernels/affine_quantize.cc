@@ -1,6 +1,7 @@
 // Quantizers of the affine family: spec/affine.md, "Quantizers". Scales are rounded to their stored type before they are
 // used; divisions are true divisions; sums have a fixed order.
 #include "kernels/affine_choose.h"
+#include "kernels/affine_search.h"
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
 #include "kernels/vectors.h"
@@ -56,11 +57,6 @@ inline float level_of_zero(float zero) {
   return zero < kMost ? zero : kMost;
 }
 
-inline float squared_error(float value, const AffineGrid& grid) {
-  const float error = value - (grid.scale * level(value, grid) + grid.offset);
-  return error * error;
-}
-
 // Codes of `n` values; up to kLanes - 1 codes after them are overwritten.
 template <Dtype kDtype>
 void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid, int bits,
@@ -78,50 +74,15 @@ void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid
   }
 }
 
-// errors[k] = sum of (w - s * (q - z))^2 in f32: element i goes to partial sum i % 16, which are then added in halves.
-template <Dtype kDtype>
-void squared_errors(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid* grids, int count, float* errors) {
-  alignas(64) float sums[kCandidates][kLanes] = {};
-  alignas(64) float block[kBlock];
-  for (std::size_t start = 0; start < n; start += kBlock) {
-    const std::size_t size = n - start < kBlock ? n - start : kBlock, whole = size / kLanes * kLanes;
-    load_block<kDtype>(in + start, size, block);
-    for (int k = 0; k < count; ++k) {
-      const AffineGrid grid = grids[k];
-      alignas(64) float sum[kLanes];
-      for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] = sums[k][lane];
-      for (std::size_t i = 0; i < whole; i += kLanes)
-        for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] += squared_error(block[i + lane], grid);
-      for (std::size_t i = whole; i < size; ++i) sum[i - whole] += squared_error(block[i], grid);
-      for (std::size_t lane = 0; lane < kLanes; ++lane) sums[k][lane] = sum[lane];
-    }
-  }
-  for (int k = 0; k < count; ++k) {
-    for (std::size_t width = kLanes / 2; width; width /= 2)
-      for (std::size_t lane = 0; lane < width; ++lane) sums[k][lane] += sums[k][lane + width];
-    errors[k] = sums[k][0];
-  }
-}
-
 // The grid of one group; its scale is infinite where the scale type has no room.
 template <Dtype kDtype>
 AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
-  const AffineGrid first = chooser.candidate(range.low, range.high, 0);
-  const bool flat = chooser.choice.offset ? range.low == range.high : !(range.low < 0) && !(range.high > 0);
-  if (!chooser.choice.search || flat) return first;
-  AffineGrid grids[kCandidates];
-  int count = 0;
-  for (int k = 0; k < kCandidates; ++k) {
-    const AffineGrid grid = chooser.candidate(range.low, range.high, k);
-    if (is_finite(grid.scale)) grids[count++] = grid;
-  }
-  if (count == 0) return first;
-  float errors[kCandidates];
-  squared_errors<kDtype>(in, n, grids, count, errors);
-  int best = 0;
-  for (int k = 1; k < count; ++k)
-    if (errors[k] < errors[best]) best = k;
-  return grids[best];
+  const AffineGrid first = chooser.whole(range.low, range.high);
+  if (!chooser.choice.search || chooser.flat(range.low, range.high)) return first;
+  Grids grids;
+  find_grids(chooser, range.low, range.high, grids);
+  const int best = best_of<kDtype>(in, n, range, grids, chooser.choice.offset);
+  return best < 0 ? first : grids.at(best);
 }
 
 template <Dtype kDtype>
@@ -172,11 +133,12 @@ template <Dtype kDtype>
 void row_errors(const AffineLayout& at, const AffineChoice& choice, const void* source, const float* scales,
                 const float* zeros, int count, double* totals) {
   const Chooser chooser{at.bits, choice};
-  AffineGrid grids[kCandidates];
-  for (int k = 0; k < count; ++k) grids[k] = chooser.limits(scales[k], zeros[k]);
+  Grids grids;
+  for (int k = 0; k < count; ++k) grids.set(k, chooser.limits(scales[k], zeros[k]));
   for (std::size_t row = 0; row < at.rows; ++row) {
     float errors[kCandidates];
-    squared_errors<kDtype>(static_cast<const TypeOf<kDtype>*>(source) + row * at.cols, at.cols, grids, count, errors);
+    const auto* in = static_cast<const TypeOf<kDtype>*>(source) + row * at.cols;
+    Trial<kDtype>(in, at.cols, grids, count).template run<false>(nullptr, errors);
     for (int k = 0; k < count; ++k) totals[k] += static_cast<double>(errors[k]);
   }
 }
@@ -198,8 +160,11 @@ AffineRange affine_range(const void* in, Dtype type, std::size_t n) {
 
 void affine_candidates(float low, float high, int bits, const AffineChoice& choice, float* scales, float* zeros) {
   const Chooser chooser{bits, choice};
+  Grids grids;
+  const bool flat = chooser.flat(low, high);
+  if (!flat) find_grids(chooser, low, high, grids);
   for (int k = 0; k < kCandidates; ++k) {
-    const AffineGrid grid = chooser.candidate(low, high, k);
+    const AffineGrid grid = flat ? chooser.whole(low, high) : grids.at(k);
     scales[k] = grid.scale;
     zeros[k] = grid.zero;
   }

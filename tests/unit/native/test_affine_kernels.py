@@ -216,6 +216,21 @@ def check_quantize(values: Array, source: str, grid: Grid, *, signed: bool, msb:
     assert packed.tobytes() == reference.pack(codes, grid.bits, msb=msb).tobytes()
 
 
+@pytest.mark.parametrize("cols", [16, 40, 257, 1100])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_quotients_next_to_the_middle_of_two_codes(symmetric: bool, cols: int) -> None:
+    """Where 1 / s is not to be multiplied by: ties, and neighbours of ties, under scales of few and of many bits."""
+    rng = np.random.default_rng(cols)
+    for step in (2.0**-5, 0.01, 1 / 3):
+        middles = (rng.integers(-14, 15, (6, cols)) / 2 * step).astype(np.float32)
+        values = np.nextafter(middles, middles + rng.integers(-1, 2, middles.shape).astype(np.float32))
+        values[:, 0] = np.float32(7 * step)
+        for group in (cols, 20):
+            for scale_dtype in ("f32", "f16", "bf16"):
+                grid = Grid(4, group, symmetric, scale_dtype, search=True)
+                check_quantize(values, "f32", grid, signed=symmetric, msb=False)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_first_value_that_is_not_finite_is_found(source: str) -> None:
     for cols, group in LAYOUTS:
