@@ -91,6 +91,18 @@ bool has_tiles() {
 #endif
 }
 
+bool has_pair_dots([[maybe_unused]] Isa isa) {
+#if defined(INGOT_HAS_V4)
+  static const bool found = [] {
+    std::uint32_t a = 0, b = 0, c = 0, d = 0;
+    return has(Isa::v4) && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bits({5}));  // leaf 7, sub-leaf 1, EAX
+  }();
+  return found && isa == Isa::v4;
+#else
+  return false;
+#endif
+}
+
 bool has_dots([[maybe_unused]] Isa isa) {
 #if defined(INGOT_HAS_V4)
   static const bool found = [] {

@@ -27,6 +27,9 @@ bool select_isa(const std::string& name);
 // Whether products of tiles in bf16 (AMX) are there and the system lets this process have them, which it asks for.
 bool has_tiles();
 
+// Whether products of pairs of bf16 in one instruction are there, and kernels of this instruction set have them: AVX512_BF16.
+bool has_pair_dots(Isa isa);
+
 // Whether sums of products of bytes are there, and kernels of this instruction set have them: AVX512_VNNI, `sdot` of arm64.
 bool has_dots(Isa isa);
 

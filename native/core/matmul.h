@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "core/tile.h"
 
 namespace ingot {
 
@@ -51,15 +51,21 @@ struct MatmulOutput {
 constexpr std::size_t kGemmBlock = 32;   // columns that are added before the scale can change
 constexpr std::size_t kGemmSpan = 8;     // blocks of weights that are unpacked at a time
 constexpr std::size_t kGemmParts = 4;    // short groups whose products are scaled together
+static_assert(kGemmSpan * kGemmBlock == kTileCols);
 constexpr std::size_t kGemmRows = 64;    // of weights that a thread takes at a time
 constexpr std::size_t kGemmCount = 256;  // rows of x that share unpacked weights
 
-// How products are added. `fused` and `tiles` give the bits of `plain`, for x whose products with codes are exact.
+// How products are added. All give the bits of `plain`, for x whose products with codes are exact.
 enum class GemmMode : int {
   plain = 0,  // multiplied, rounded, added
   fused = 1,  // in one instruction
   tiles = 2,  // Intel's AMX, for bf16
+  dots = 3,   // pairs of bf16 in one instruction (AVX512_BF16)
 };
+
+// The largest power of two for magnitudes of x, and the smallest as a negative one, for which that holds: with codes, and
+// with values in 16 bits from 2^-kValuesReach to 2^kValuesReach. Sums are multiples of 2^-126 then.
+constexpr std::uint32_t kCodesReach = 118, kBesideValuesReach = 72, kValuesReach = 40;
 
 struct GemmJob {
   MatmulLayout at;
@@ -67,19 +73,22 @@ struct GemmJob {
   MatmulOutput out;
   const void* x;
   Dtype type;
-  std::size_t count;   // rows of x, at most kGemmCount
-  std::size_t blocks;  // of a row
-  std::size_t groups;  // of a row
+  std::size_t count;         // rows of x, at most kGemmCount
+  std::size_t blocks;        // of a row
+  std::size_t groups;        // of a row
   GemmMode mode;
-  void* packed;  // x in the order of its use: gemm_bytes
-  float* sums;   // of x [groups, kGemmCount], where there are zeros
+  std::size_t tile;          // rows of x that are packed together: gemm_tile
+  const TileSource* source;  // null: codes of the affine family
+  void* packed;              // x in the order of its use, at most 4 bytes a value
+  float* sums;               // of x [groups, kGemmCount], where there are zeros
 };
 
 // What one thread works in.
 struct alignas(64) GemmScratch {
   float values[32 * kGemmSpan * kGemmBlock];  // of up to 32 rows of the weights, as f32 or pairs of bf16
+  float decoded[32 * kGemmSpan * kGemmBlock];  // of a source: the same rows, as they lie
   float parts[kGemmParts * 32 * 32];          // products of groups that are short, of some rows of x
-  float products[kGemmCount * kGemmRows];     // of the group at hand, where it is long
+  float products[kGemmCount * kGemmRows];     // of the group at hand, where it has several blocks
   float totals[kGemmCount * kGemmRows];
   float scales[kGemmSpan * kGemmRows];
   float zeros[kGemmSpan * kGemmRows];

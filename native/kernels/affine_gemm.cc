@@ -3,87 +3,35 @@
 #include "kernels/affine_gemm.h"
 
 #include "kernels/affine_gemm_amx.h"
-#include "kernels/affine_gemm_unpack.h"
+#include "kernels/affine_gemm_fill.h"
+#include "kernels/affine_gemm_unit.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr std::size_t kTile = 6;  // rows of x whose sums are in registers: 32 registers
-#else
-constexpr std::size_t kTile = 3;
-#endif
-
-// products[kRows rows of x, kUnit rows of weights] of blocks one after the other; added to what is there where `more`.
-template <std::size_t kRows, bool kFused>
-void unit(const float* x, const float* q, std::size_t blocks, bool more, float* products,
-          std::size_t stride) {
-  Floats found[kRows][2];
-  for (std::size_t m = 0; m < kRows; ++m)
-    for (std::size_t v = 0; v < 2; ++v)
-      found[m][v] = more ? load_floats(products + m * stride + v * kWidth) : Floats{};
-  for (std::size_t b = 0; b < blocks; ++b) {
-    Floats even[kRows][2] = {}, odd[kRows][2] = {};
-    const auto column = [&](Floats (&sums)[kRows][2]) {
-      const Floats w[2] = {load_floats(q), load_floats(q + kWidth)};
-      for (std::size_t m = 0; m < kRows; ++m) {
-        const Floats value = splat(x[m]);
-        for (std::size_t v = 0; v < 2; ++v) sums[m][v] = kFused ? fused(value, w[v], sums[m][v]) : value * w[v] + sums[m][v];
-      }
-      x += kRows, q += kUnit;
-    };
-    for (std::size_t k = 0; k < kGemmBlock; k += 2) {
-      column(even);
-      column(odd);
-    }
-    for (std::size_t m = 0; m < kRows; ++m)
-      for (std::size_t v = 0; v < 2; ++v) found[m][v] += even[m][v] + odd[m][v];
-  }
-  for (std::size_t m = 0; m < kRows; ++m)
-    for (std::size_t v = 0; v < 2; ++v) store_floats(products + m * stride + v * kWidth, found[m][v]);
+// Where the span that begins at block `b` lies of the row of x, or of the tile of AMX, that begins at row `m`; in values.
+inline std::size_t place_of(const GemmJob& job, std::size_t m, std::size_t b) {
+  if (job.mode != GemmMode::tiles) return (b / kGemmSpan * job.count + m) * kGemmSpan * kGemmBlock;
+  const std::size_t all = (job.count + job.tile - 1) / job.tile * job.tile;
+  const std::size_t blocks = job.blocks - b < kGemmSpan ? job.blocks - b : kGemmSpan;
+  return (b * all + m * blocks) * kGemmBlock;
 }
-
-using UnitFn = void (*)(const float*, const float*, std::size_t, bool, float*, std::size_t);
-
-template <bool kFused>
-UnitFn unit_of(std::size_t rows) {
-  if constexpr (kTile == 6) {
-    if (rows == 6) return unit<6, kFused>;
-    if (rows == 5) return unit<5, kFused>;
-    if (rows == 4) return unit<4, kFused>;
-  }
-  return rows == 3 ? unit<3, kFused> : rows == 2 ? unit<2, kFused> : unit<1, kFused>;
-}
-
-// Where block `b` of the tile of x lies that has `rows` rows from `m` on: spans of all tiles, one tile's after the other's.
-inline std::size_t place_of(const GemmJob& job, std::size_t m, std::size_t rows, std::size_t b) {
-  const std::size_t tile = gemm_tile(job.mode), span = b / kGemmSpan * kGemmSpan;
-  const std::size_t all = job.mode == GemmMode::tiles ? (job.count + tile - 1) / tile * tile : job.count;
-  const std::size_t blocks = job.blocks - span < kGemmSpan ? job.blocks - span : kGemmSpan;
-  return (span * all + m * blocks + (b - span) * rows) * kGemmBlock;
-}
-
-// The span that begins at block `span`, unit `n` of the weights, and `rows` of x from `m` on.
-struct Place {
-  std::size_t span, n, m, rows;
-};
 
 // A thread's rows of the weights, `kGemmSpan` blocks at a time.
 class Rows {
  public:
   Rows(const GemmJob& job, std::size_t first, std::size_t last, GemmScratch& scratch)
       : job_(job), first_(first), rows_(last - first), units_((rows_ + kUnit - 1) / kUnit), s_(scratch),
-        per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock), tile_(gemm_tile(job.mode)) {}
+        per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock) {}
 
   void run() {
-    const UnpackUnit unpack = unpack_of(job_.at);
     for (std::size_t m = 0; m < job_.count * kGemmRows; ++m) s_.totals[m] = 0;
     for (std::size_t b = 0; b < job_.blocks; b += kGemmSpan) {
       const std::size_t last = job_.blocks - b < kGemmSpan ? job_.blocks : b + kGemmSpan;
       load_scales(b / per_group_, (last - 1) / per_group_ + 1);
       for (std::size_t n = 0; n < units_; ++n) {
-        unpack(job_, first_ + n * kUnit, b, last, s_.values);
-        for (std::size_t m = 0; m < job_.count; m += tile_) span(b, last, n, m);
+        fill_unit(job_, first_ + n * kUnit, b, last, s_);
+        for (std::size_t m = 0; m < job_.count; m += job_.tile) multiply(b, last, n, m);
       }
     }
     finish();
@@ -91,87 +39,16 @@ class Rows {
 
  private:
   // Blocks `b` to `last` of unit `n` and of the tile of x that begins at row `m`.
-  void span(std::size_t b, std::size_t last, std::size_t n, std::size_t m) {
-    const Place at{b, n, m, job_.count - m < tile_ ? job_.count - m : tile_};
-    if (per_group_ < kGemmSpan && kGemmSpan % per_group_ == 0) return short_groups(at, last);
-    float* products = s_.products + m * kGemmRows + n * kUnit;
-    while (b < last) {
-      const std::size_t group = b / per_group_, end = (group + 1) * per_group_, stop = end < last ? end : last;
-      multiply(at, b, stop, products, kGemmRows);
-      if (stop == end || stop == job_.blocks) add_groups(at, group, 1, products, kGemmRows, 0);
-      b = stop;
-    }
-  }
-
-  // Groups that end in the span where they begin.
-  void short_groups(const Place& at, std::size_t last) {
-    const std::size_t stride = kUnit, part = tile_ * kUnit;
-    for (std::size_t b = at.span; b < last;) {
-      const std::size_t group = b / per_group_;
-      std::size_t count = 0;
-      for (; b < last && count < kGemmParts; ++count, b += per_group_)
-        multiply(at, b, b + per_group_ < last ? b + per_group_ : last, s_.parts + count * part, stride);
-      add_groups(at, group, count, s_.parts, stride, part);
-    }
-  }
-
-  void multiply(const Place& at, std::size_t b, std::size_t stop, float* products, std::size_t stride) {
-    const std::size_t step = kGemmBlock * kUnit, place = (b - at.span) * step;
-    const bool more = b % per_group_ != 0;
+  void multiply(std::size_t b, std::size_t last, std::size_t n, std::size_t m) {
+    const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
+    const auto* x = static_cast<const std::uint8_t*>(job_.packed) + place_of(job_, m, b) * (job_.mode >= GemmMode::tiles ? 2 : 4);
+    const Span span{reinterpret_cast<const float*>(x), s_.values, last - b, b % per_group_, per_group_, last == job_.blocks,
+                    s_.scales + n * kUnit, s_.zeros + n * kUnit, job_.sums ? job_.sums + b / per_group_ * kGemmCount + m : s_.totals,
+                    s_.products + unit, s_.totals + unit, job_.at.zero};
 #if INGOT_AMX
-    if (job_.mode == GemmMode::tiles) {
-      const auto* x = static_cast<const std::uint16_t*>(job_.packed) + place_of(job_, at.m, kAmxRows, b);
-      const auto* q = reinterpret_cast<const std::uint16_t*>(s_.values) + place;
-      return amx_unit(x, q, stop - b, more, at.rows > kAmxRows / 2, products, stride);
-    }
+    if (job_.mode == GemmMode::tiles) return amx_span(span, rows, s_.parts);
 #endif
-    const float* x = static_cast<const float*>(job_.packed) + place_of(job_, at.m, at.rows, b);
-    const UnitFn unit = job_.mode == GemmMode::plain ? unit_of<false>(at.rows) : unit_of<true>(at.rows);
-    unit(x, s_.values + place, stop - b, more, products, stride);
-  }
-
-  void add_groups(const Place& at, std::size_t group, std::size_t count, const float* parts, std::size_t stride,
-                  std::size_t part) {
-    switch (job_.at.zero) {
-      case ZeroKind::point:
-        return scale_groups<ZeroKind::point>(at, group, count, parts, stride, part);
-      case ZeroKind::offset:
-        return scale_groups<ZeroKind::offset>(at, group, count, parts, stride, part);
-      default:
-        return scale_groups<ZeroKind::none>(at, group, count, parts, stride, part);
-    }
-  }
-
-  // total += s * P, s * (P - z * X) or s * P + z * X, group after group.
-  template <ZeroKind kZero>
-  void scale_groups(const Place& at, std::size_t group, std::size_t count, const float* parts, std::size_t stride,
-                    std::size_t part) {
-    const std::size_t first = (group - at.span / per_group_) * kGemmRows + at.n * kUnit;
-    for (std::size_t v = 0; v < kUnit; v += kWidth) {
-      Floats scales[kGemmParts], zeros[kGemmParts];
-      for (std::size_t g = 0; g < count; ++g) {
-        scales[g] = load_floats(s_.scales + first + g * kGemmRows + v);
-        if constexpr (kZero != ZeroKind::none) zeros[g] = load_floats(s_.zeros + first + g * kGemmRows + v);
-      }
-      const auto add_row = [&](std::size_t i, std::size_t groups) {
-        float* place = s_.totals + (at.m + i) * kGemmRows + at.n * kUnit + v;
-        Floats total = load_floats(place);
-        for (std::size_t g = 0; g < groups; ++g) {
-          const Floats p = load_floats(parts + g * part + i * stride + v);
-          if constexpr (kZero == ZeroKind::none) {
-            total += scales[g] * p;
-          } else {
-            const Floats shift = zeros[g] * splat(job_.sums[(group + g) * kGemmCount + at.m + i]);
-            total += kZero == ZeroKind::point ? scales[g] * (p - shift) : scales[g] * p + shift;
-          }
-        }
-        store_floats(place, total);
-      };
-      for (std::size_t i = 0; i < at.rows; ++i) {
-        if (count == kGemmParts) add_row(i, kGemmParts);  // a constant, which leaves scales in registers
-        else add_row(i, count);
-      }
-    }
+    multiply_of(job_.mode, rows)(span);
   }
 
   void load_scales(std::size_t from, std::size_t to) {
@@ -203,7 +80,7 @@ class Rows {
   const GemmJob& job_;
   const std::size_t first_, rows_, units_;
   GemmScratch& s_;
-  const std::size_t per_group_, tile_;
+  const std::size_t per_group_;
 };
 
 // The sum of a block's 32 values in the order of its products.
@@ -242,21 +119,30 @@ void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::
   std::memset(out, 0, missing * kGemmBlock * 2);
 }
 
-// A block of some rows of x, column after column.
-void pack_columns(const GemmJob& job, std::size_t first, std::size_t held, std::size_t rows, float* out) {
-  alignas(64) float values[kGemmBlock];
-  for (std::size_t m = 0; m < rows; ++m) {
-    load_filled<kGemmBlock>(job.x, job.type, first + m * job.at.cols, held, values);
-    for (std::size_t k = 0; k < kGemmBlock; ++k) out[k * rows + m] = values[k];
+// A block of a row of x: in f32, or in pairs of bf16.
+inline void pack_block(const GemmJob& job, std::size_t first, std::size_t held, std::uint8_t* out) {
+#if defined(__AVX512BW__)
+  if (job.mode == GemmMode::dots) {
+    alignas(64) std::uint16_t rest[kGemmBlock] = {};
+    const auto* values = static_cast<const std::uint16_t*>(job.x) + first;
+    if (held < kGemmBlock) values = static_cast<const std::uint16_t*>(std::memcpy(rest, values, held * 2));
+    const Words pairs = turn_pairs(load_words(reinterpret_cast<const std::uint8_t*>(values)));
+    std::memcpy(out, &pairs, sizeof pairs);
+    return;
   }
+#endif
+  alignas(64) float values[kGemmBlock];
+  load_filled<kGemmBlock>(job.x, job.type, first, held, values);
+  std::memcpy(out, values, sizeof values);
 }
 
 }  // namespace
 
-// The mode that x allows: an exact product has the bits of x and those of a code (at most 2^8), and neither
-// overflows nor, in bf16 instructions, which know no subnormal numbers, is near them.
-GemmMode gemm_mode(const void* x, Dtype type, std::size_t n) {
-  constexpr std::uint32_t kLarge = (127 + 118) << 23, kSmall = (127 - 118) << 23;
+// The mode that x allows: an exact product has the bits of x and those of a weight (a code, at most 2^8, or a value in 16
+// bits), and neither overflows nor, in bf16 instructions, which know no subnormal numbers, is near them: magnitudes are
+// between 2^-reach and 2^reach.
+GemmMode gemm_mode(const void* x, Dtype type, std::size_t n, std::uint32_t reach) {
+  const std::uint32_t most = (127 + reach) << 23, least = (127 - reach) << 23;
   alignas(64) float values[256];
   std::uint32_t bits = 0, large = 0, tiny = 0;
   for (std::size_t first = 0; first < n; first += 256) {
@@ -265,34 +151,39 @@ GemmMode gemm_mode(const void* x, Dtype type, std::size_t n) {
     for (std::size_t i = 0; i < some; ++i) {
       const std::uint32_t value = std::bit_cast<std::uint32_t>(values[i]), magnitude = value & 0x7fffffffu;
       bits |= value;
-      large |= magnitude >= kLarge;
-      tiny |= (magnitude < kSmall) & (magnitude != 0);
+      large |= magnitude >= most;
+      tiny |= (magnitude < least) & (magnitude != 0);
     }
   }
   if (large || (bits & 0xff)) return GemmMode::plain;
   return tiny || (bits & 0xffff) || type != Dtype::bf16 ? GemmMode::fused : GemmMode::tiles;
 }
 
-std::size_t gemm_tile([[maybe_unused]] GemmMode mode) {
+std::size_t gemm_tile([[maybe_unused]] GemmMode mode, std::size_t count) {
 #if INGOT_AMX
   if (mode == GemmMode::tiles) return kAmxRows;
 #endif
-  return kTile;
+  const std::size_t tiles = (count + kTileRows - 1) / kTileRows;  // of about one size: short chains of sums wait
+  return tiles ? (count + tiles - 1) / tiles : kTileRows;
 }
 
-// Rows of x of one tile, block after block: column after column, or as they lie for AMX. Past the last column they are 0.
+// Rows of x of one tile, span after span; for AMX block after block. Past the last column they are 0.
 void gemm_pack(const GemmJob& job, std::size_t tile) {
-  const std::size_t all = gemm_tile(job.mode), from = tile * all, cols = job.at.cols;
+  const std::size_t all = job.tile, from = tile * all, cols = job.at.cols;
   const std::size_t rows = job.count - from < all ? job.count - from : all;
   if (job.sums) sum_rows(job, from, from + rows);
   for (std::size_t b = 0; b < job.blocks; ++b) {
     const std::size_t held = cols - b * kGemmBlock < kGemmBlock ? cols - b * kGemmBlock : kGemmBlock;
-    const std::size_t first = from * cols + b * kGemmBlock;
-    if (job.mode == GemmMode::tiles)
-      pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows,
-                all - rows, static_cast<std::uint16_t*>(job.packed) + place_of(job, from, all, b));
-    else
-      pack_columns(job, first, held, rows, static_cast<float*>(job.packed) + place_of(job, from, rows, b));
+    const std::size_t first = from * cols + b * kGemmBlock, span = b / kGemmSpan * kGemmSpan;
+    if (job.mode == GemmMode::tiles) {
+      auto* out = static_cast<std::uint16_t*>(job.packed) + place_of(job, from, span) + (b - span) * all * kGemmBlock;
+      pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows, all - rows, out);
+      continue;
+    }
+    const std::size_t size = job.mode == GemmMode::dots ? 2 : 4;
+    for (std::size_t m = 0; m < rows; ++m)
+      pack_block(job, first + m * cols, held,
+                 static_cast<std::uint8_t*>(job.packed) + (place_of(job, from + m, span) + (b - span) * kGemmBlock) * size);
   }
 }
 

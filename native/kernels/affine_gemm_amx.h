@@ -1,11 +1,11 @@
 // Products of tiles in bf16 (AMX, Intel SDM volume 2, TDPBF16PS). A tile's product adds columns 0, 2, ... 30 of a block one
-// after the other, 1, 3, ... 31 likewise, then the two sums, then that to what there is: the order of Unit in affine_gemm.cc.
+// after the other, 1, 3, ... 31 likewise, then the two sums, then that to what there is: the order of `multiply` in affine_gemm_unit.h.
 #pragma once
 #if defined(__AVX512F__) && defined(__linux__)
 #define INGOT_AMX 1
 #include <immintrin.h>
 
-#include "core/matmul.h"
+#include "kernels/affine_gemm_unit.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -68,6 +68,78 @@ INGOT_TILES inline void amx_unit(const std::uint16_t* x, const std::uint16_t* q,
     _tile_stored(3, low + 16, stride);
   }
   asm volatile("" : : : "memory");
+}
+
+// Groups of a span whose products are in `parts`, row of x after row, or in `span.products`: totals as `add_scaled` has them.
+template <ZeroKind kZero>
+void amx_scale(const Span& span, std::size_t rows, std::size_t count, const float* parts, std::size_t stride, std::size_t part) {
+  for (std::size_t v = 0; v < kUnit; v += kWidth) {
+    Floats scales[kGemmParts], zeros[kGemmParts];
+    for (std::size_t g = 0; g < count; ++g) {
+      scales[g] = load_floats(span.scales + g * kGemmRows + v);
+      if constexpr (kZero != ZeroKind::none) zeros[g] = load_floats(span.zeros + g * kGemmRows + v);
+    }
+    const auto add_row = [&](std::size_t i, std::size_t groups) {
+      float* place = span.totals + i * kGemmRows + v;
+      Floats total = load_floats(place);
+      for (std::size_t g = 0; g < groups; ++g) {
+        const Floats p = load_floats(parts + g * part + i * stride + v);
+        if constexpr (kZero == ZeroKind::none) {
+          total += scales[g] * p;
+        } else {
+          const Floats shift = zeros[g] * splat(span.sums[g * kGemmCount + i]);
+          total += kZero == ZeroKind::point ? scales[g] * (p - shift) : scales[g] * p + shift;
+        }
+      }
+      store_floats(place, total);
+    };
+    for (std::size_t i = 0; i < rows; ++i) {
+      if (count == kGemmParts) add_row(i, kGemmParts);  // a constant, which leaves scales in registers
+      else add_row(i, count);
+    }
+  }
+}
+
+inline void amx_add_groups(Span& span, std::size_t rows, std::size_t count, const float* parts, std::size_t stride,
+                           std::size_t part) {
+  switch (span.zero) {
+    case ZeroKind::point:
+      amx_scale<ZeroKind::point>(span, rows, count, parts, stride, part);
+      break;
+    case ZeroKind::offset:
+      amx_scale<ZeroKind::offset>(span, rows, count, parts, stride, part);
+      break;
+    default:
+      amx_scale<ZeroKind::none>(span, rows, count, parts, stride, part);
+  }
+  span.scales += count * kGemmRows, span.zeros += count * kGemmRows, span.sums += count * kGemmCount;
+}
+
+// A span of `rows` rows of x; `parts` is room for the products of `kGemmParts` short groups.
+inline void amx_span(Span span, std::size_t rows, float* parts) {
+  const auto* x = reinterpret_cast<const std::uint16_t*>(span.x);
+  const auto* q = reinterpret_cast<const std::uint16_t*>(span.q);
+  const bool both = rows > kAmxRows / 2, brief = span.per_group < kGemmSpan && kGemmSpan % span.per_group == 0;
+  constexpr std::size_t part = kAmxRows * kUnit;
+  for (std::size_t b = 0; b < span.blocks;) {
+    std::size_t count = 0;
+    if (brief) {  // groups that end in the span where they begin
+      for (; b < span.blocks && count < kGemmParts; ++count) {
+        const std::size_t stop = b + span.per_group < span.blocks ? b + span.per_group : span.blocks;
+        amx_unit(x + b * 2 * kAmxTile, q + b * 2 * kAmxTile, stop - b, false, both, parts + count * part, kUnit);
+        b = stop;
+      }
+      amx_add_groups(span, rows, count, parts, kUnit, part);
+      continue;
+    }
+    const std::size_t end = b + span.per_group - span.phase, stop = end < span.blocks ? end : span.blocks;
+    amx_unit(x + b * 2 * kAmxTile, q + b * 2 * kAmxTile, stop - b, span.phase != 0, both, span.products, kGemmRows);
+    span.phase += stop - b;
+    b = stop;
+    if (span.phase < span.per_group && !(span.last && b == span.blocks)) continue;
+    amx_add_groups(span, rows, 1, span.products, kGemmRows, 0);
+    span.phase = 0;
+  }
 }
 
 }  // namespace

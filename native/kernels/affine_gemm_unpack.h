@@ -8,6 +8,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
+constexpr std::size_t kTaskRows = 64;  // of the weights, that a thread goes through side by side
+static_assert(kTaskRows == kGemmRows);
 constexpr std::size_t kUnit = 2 * kWidth;  // rows of the weights that are multiplied at a time: two vectors
 
 template <std::size_t kHalf, std::size_t... kLane>
@@ -38,17 +40,73 @@ inline Floats number(const Numbers<kBits, kSigned>& numbers, const Words* words)
     return numbers.template at<0>((words[word] >> shift) | (words[word + 1] << (32 - shift)));
 }
 
-// Columns 2k and 2k + 1 as neighbours in bf16, which holds them.
-inline Words pair(const Floats& even, const Floats& odd) {
-  return (std::bit_cast<Words>(even) >> 16) | (std::bit_cast<Words>(odd) & 0xffff0000u);
+// Two columns as neighbours in bf16, which holds them.
+inline Words pair(const Floats& low, const Floats& high) {
+  return (std::bit_cast<Words>(low) >> 16) | (std::bit_cast<Words>(high) & 0xffff0000u);
 }
 
-// Words of a row from byte `from` on; 0 past its end, and of rows past the last. What lies `ahead` is fetched: rows are
-// too many at once for the processor to read ahead in each.
+// The column in the upper half of a word of a block for `GemmMode::dots`; two on is that in the lower half. Upper halves
+// are added first: even words have the columns 0, 2, ... of the block in their order, odd ones 1, 3, ...
+constexpr std::size_t first_of_pair(std::size_t word) { return word / 2 * 4 + word % 2; }
+
+#if defined(__AVX512BW__)
+// The same pairs of codes of up to four bits, looked up in bf16.
+template <int kBits, bool kSigned>
+class PairTable {
+ public:
+  explicit PairTable(int zero_point) {
+    alignas(64) std::uint16_t table[32] = {};
+    if constexpr (kBits <= 4)
+      for (int index = 0; index < 32; ++index) {  // of an index the upper bits are the next code's
+        const int code = index & ((1 << kBits) - 1), half = 1 << (kBits - 1);
+        const auto value = static_cast<float>((kSigned ? (code ^ half) - half : code) - zero_point);
+        table[index] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+      }
+    table_ = _mm512_load_si512(table);
+  }
+
+  // Columns 4 * kFour on, of 32 codes in `kBits` words.
+  template <int kFour>
+  void four(const Words* words, Words& even, Words& odd) const {
+    constexpr int first = 4 * kFour * kBits, word = first / 32, shift = first % 32;
+    const __m512i low = std::bit_cast<__m512i>(words[word]);
+    if constexpr (kBits == 4) {  // a byte of two codes for each half
+      constexpr int byte = shift / 8;
+      const __m512i both = _mm512_shuffle_epi8(low, bytes_of(byte + 1, byte));
+      even = look_up(both);
+      odd = look_up(_mm512_srli_epi16(both, 4));
+    } else {
+      __m512i codes = _mm512_srli_epi32(low, shift);
+      if constexpr (shift + 4 * kBits > 32)
+        codes = _mm512_or_si512(codes, _mm512_slli_epi32(std::bit_cast<__m512i>(words[word + 1]), 32 - shift));
+      codes = _mm512_shuffle_epi8(codes, in_lanes(0x01000100));
+      even = look_up(_mm512_srlv_epi16(codes, _mm512_set1_epi32(2 * kBits)));
+      odd = look_up(_mm512_srlv_epi16(codes, _mm512_set1_epi32(kBits << 16 | 3 * kBits)));
+    }
+  }
+
+ private:
+  // An order of the bytes of every word.
+  static __m512i in_lanes(unsigned bytes) {
+    const __m512i lanes = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+    return _mm512_or_si512(lanes, _mm512_set1_epi32(static_cast<int>(bytes)));
+  }
+
+  // Byte `low` of every word in its lower half, `high` in the upper; 0 beside them.
+  static __m512i bytes_of(unsigned low, unsigned high) { return in_lanes(0x80008000u | high << 16 | low); }
+
+  Words look_up(__m512i index) const { return std::bit_cast<Words>(_mm512_permutexvar_epi16(index, table_)); }
+
+  __m512i table_;
+};
+#endif
+
+// Words of a row from byte `from` on; 0 past its end, and of rows past the last. What lies `ahead` is fetched, past the
+// row's end what a row has that is `kTaskRows` on: rows are too many at once for the processor to read ahead in each.
 inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t from, std::size_t ahead) {
   if (row >= at.rows || from >= at.row_bytes) return Words{};
   const std::uint8_t* codes = packed + row * at.row_bytes + from;
-  __builtin_prefetch(codes + ahead);
+  __builtin_prefetch(codes + ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes));
   if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
   alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
   std::memcpy(rest, codes, at.row_bytes - from);
@@ -79,6 +137,8 @@ class Unpacker {
     for (std::size_t b = 0; b < last - first; ++b) {
       if (job_.mode == GemmMode::tiles)
         pairs(turned + b * kBits, out + b * kGemmBlock / 2 * kUnit, std::make_integer_sequence<int, kGemmBlock / 2>{});
+      else if (job_.mode == GemmMode::dots)
+        fours(turned + b * kBits, out + b * kGemmBlock / 2 * kUnit, std::make_integer_sequence<int, kGemmBlock / 4>{});
       else
         floats(turned + b * kBits, out + b * kGemmBlock * kUnit, std::make_integer_sequence<int, kGemmBlock>{});
     }
@@ -98,8 +158,32 @@ class Unpacker {
                                                                   number<2 * kPair + 1>(numbers_, words)))), ...);
   }
 
+  template <int... kFour>
+  void fours(const Words* words, float* out, std::integer_sequence<int, kFour...>) const {
+    (store_four<kFour>(words, out + 2 * kFour * kUnit), ...);
+  }
+
+  // Columns 4 * kFour on: an even word and an odd one.
+  template <int kFour>
+  void store_four(const Words* words, float* out) const {
+#if defined(__AVX512BW__)
+    if constexpr (kBits <= 4) {
+      Words even, odd;
+      looked_up_.template four<kFour>(words, even, odd);
+      store_floats(out, std::bit_cast<Floats>(even));
+      return store_floats(out + kUnit, std::bit_cast<Floats>(odd));
+    }
+#endif
+    constexpr int k = 4 * kFour;
+    store_floats(out, std::bit_cast<Floats>(pair(number<k + 2>(numbers_, words), number<k>(numbers_, words))));
+    store_floats(out + kUnit, std::bit_cast<Floats>(pair(number<k + 3>(numbers_, words), number<k + 1>(numbers_, words))));
+  }
+
   const GemmJob& job_;
   const Numbers<kBits, kSigned> numbers_;
+#if defined(__AVX512BW__)
+  const PairTable<kBits, kSigned> looked_up_{job_.at.zero_point};
+#endif
 };
 
 template <int kBits, bool kSigned>

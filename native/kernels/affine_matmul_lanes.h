@@ -139,6 +139,7 @@ class Numbers {
         table[index] = static_cast<float>((kSigned ? (code ^ half) - half : code) - zero_point);
       }
     table_ = _mm512_load_ps(table);
+    if constexpr (kBits == 8) table_ = _mm512_set1_ps(static_cast<float>((1 << 23) + (kSigned ? 128 : 0) + zero_point));
 #endif
   }
 
@@ -148,6 +149,12 @@ class Numbers {
 #if defined(__AVX512F__)
     if constexpr (kBits <= 4)  // a permutation looks at the low four bits only: no mask, no conversion
       return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), kShift), table_);
+    if constexpr (kBits == 8) {  // a byte in the low bits of 2^23 adds itself to it
+      const __m512i codes = std::bit_cast<__m512i>(kSigned ? words ^ 0x80808080u : words);
+      const __m512i lanes = _mm512_set4_epi32(12, 8, 4, 0), order = _mm512_add_epi32(lanes, _mm512_set1_epi32(kShift / 8));
+      const __m512i added = _mm512_mask_shuffle_epi8(_mm512_set1_epi32(0x4b000000), 0x1111111111111111u, codes, order);
+      return _mm512_castsi512_ps(added) - table_;
+    }
 #endif
     Ints q;
     if constexpr (kSigned)
@@ -160,7 +167,7 @@ class Numbers {
  private:
   Ints zero_point_;
 #if defined(__AVX512F__)
-  __m512 table_;
+  __m512 table_;  // of 8 bits: what a byte is added to, and less by
 #endif
 };
 

@@ -1,0 +1,180 @@
+// Sums of products of a span of columns: some rows of x with a unit of the weights. What is packed for it lies in words of
+// 32 bits, an even and an odd one in turn: a column in f32 each, or two columns in bf16. Rows of x lie as they are, whole
+// spans apart; of the weights, the words of all rows of the unit lie together.
+#pragma once
+#include "kernels/affine_gemm_unpack.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr std::size_t kTileRows = 6;  // rows of x whose sums are in registers: 32 registers
+#else
+constexpr std::size_t kTileRows = 3;
+#endif
+
+// Products in f32, rounded before they are added or not.
+template <bool kFused>
+struct Columns {
+  static constexpr std::size_t kWords = kGemmBlock;  // of a block
+  static constexpr std::size_t kAcross = 2;          // vectors of the unit that are added up at a time
+
+  template <std::size_t kRows>
+  static void block(const float* x, const float* q, Floats (&sums)[kRows][kAcross]) {
+    const auto add = [](const Floats& sum, float value, const Floats& w) {
+      return kFused ? fused(splat(value), w, sum) : splat(value) * w + sum;
+    };
+    Floats even[kRows][kAcross] = {}, odd[kRows][kAcross] = {};
+    for (std::size_t left = kWords; left; left -= 2, x += 2, q += 2 * kUnit)
+      for (std::size_t v = 0; v < kAcross; ++v) {
+        const Floats first = load_floats(q + v * kWidth), second = load_floats(q + kUnit + v * kWidth);
+        for (std::size_t m = 0; m < kRows; ++m) {
+          even[m][v] = add(even[m][v], x[m * kGemmSpan * kWords], first);
+          odd[m][v] = add(odd[m][v], x[m * kGemmSpan * kWords + 1], second);
+        }
+      }
+    for (std::size_t m = 0; m < kRows; ++m)
+      for (std::size_t v = 0; v < kAcross; ++v) sums[m][v] = even[m][v] + odd[m][v];
+  }
+};
+
+#if defined(__AVX512F__)
+// Pairs of bf16: an instruction adds the product of the upper halves, rounds, adds that of the lower halves, and rounds (Intel SDM
+// volume 2, VDPBF16PS; AMD's processors do the same). AVX512_BF16, which x86-64-v4 has not: the caller asks the processor.
+// A block is one statement: GCC 12 copies the registers of smaller ones.
+struct Pairs {
+  static constexpr std::size_t kWords = kGemmBlock / 2;
+  static constexpr std::size_t kAcross = 1;
+
+#define INGOT_ZERO(m)                                       \
+  "vpxord %[even" #m "], %[even" #m "], %[even" #m "]\n\t" \
+  "vpxord %[odd" #m "], %[odd" #m "], %[odd" #m "]\n\t"
+#define INGOT_ADD(m)                                                  \
+  "vdpbf16ps 512*" #m "(%[x])%{1to16%}, %%zmm30, %[even" #m "]\n\t" \
+  "vdpbf16ps 512*" #m "+4(%[x])%{1to16%}, %%zmm31, %[odd" #m "]\n\t"
+#define INGOT_OUT(m) [even##m] "=&v"(even[m]), [odd##m] "=&v"(odd[m])
+#define INGOT_BLOCK(zeros, pairs, ...)                                                                      \
+  asm volatile(zeros ".rept 8\n\tvmovups (%[q]), %%zmm30\n\tvmovups 128(%[q]), %%zmm31\n\t" pairs                   \
+               "add $8, %[x]\n\tadd $256, %[q]\n\t.endr"                                                             \
+               : __VA_ARGS__, [x] "+&r"(x), [q] "+&r"(q) : : "xmm30", "xmm31", "cc", "memory")
+
+  template <std::size_t kRows>
+  static void block(const float* x, const float* q, Floats (&sums)[kRows][kAcross]) {
+    static_assert(kUnit == 32 && kGemmBlock == 32 && kGemmSpan == 8, "as the statement has them");
+    Floats even[kRows], odd[kRows];
+    if constexpr (kRows == 1)
+      INGOT_BLOCK(INGOT_ZERO(0), INGOT_ADD(0), INGOT_OUT(0));
+    else if constexpr (kRows == 2)
+      INGOT_BLOCK(INGOT_ZERO(0) INGOT_ZERO(1), INGOT_ADD(0) INGOT_ADD(1), INGOT_OUT(0), INGOT_OUT(1));
+    else if constexpr (kRows == 3)
+      INGOT_BLOCK(INGOT_ZERO(0) INGOT_ZERO(1) INGOT_ZERO(2), INGOT_ADD(0) INGOT_ADD(1) INGOT_ADD(2), INGOT_OUT(0),
+                  INGOT_OUT(1), INGOT_OUT(2));
+    else if constexpr (kRows == 4)
+      INGOT_BLOCK(INGOT_ZERO(0) INGOT_ZERO(1) INGOT_ZERO(2) INGOT_ZERO(3),
+                  INGOT_ADD(0) INGOT_ADD(1) INGOT_ADD(2) INGOT_ADD(3), INGOT_OUT(0), INGOT_OUT(1), INGOT_OUT(2),
+                  INGOT_OUT(3));
+    else if constexpr (kRows == 5)
+      INGOT_BLOCK(INGOT_ZERO(0) INGOT_ZERO(1) INGOT_ZERO(2) INGOT_ZERO(3) INGOT_ZERO(4),
+                  INGOT_ADD(0) INGOT_ADD(1) INGOT_ADD(2) INGOT_ADD(3) INGOT_ADD(4), INGOT_OUT(0), INGOT_OUT(1),
+                  INGOT_OUT(2), INGOT_OUT(3), INGOT_OUT(4));
+    else
+      INGOT_BLOCK(INGOT_ZERO(0) INGOT_ZERO(1) INGOT_ZERO(2) INGOT_ZERO(3) INGOT_ZERO(4) INGOT_ZERO(5),
+                  INGOT_ADD(0) INGOT_ADD(1) INGOT_ADD(2) INGOT_ADD(3) INGOT_ADD(4) INGOT_ADD(5), INGOT_OUT(0),
+                  INGOT_OUT(1), INGOT_OUT(2), INGOT_OUT(3), INGOT_OUT(4), INGOT_OUT(5));
+    for (std::size_t m = 0; m < kRows; ++m) sums[m][0] = even[m] + odd[m];
+  }
+#undef INGOT_BLOCK
+#undef INGOT_OUT
+#undef INGOT_ADD
+#undef INGOT_ZERO
+};
+#endif
+
+// Blocks one after the other. `phase` of the group's blocks are in `products`, where sums wait that the span does not end.
+struct Span {
+  const float *x, *q;
+  std::size_t blocks, phase, per_group;
+  bool last;                     // whether rows end with the span
+  const float *scales, *zeros;   // of the unit, group after group, `kGemmRows` apart
+  const float* sums;             // of x, group after group, `kGemmCount` apart
+  float *products, *totals;      // of the unit, row of x after row, `kGemmRows` apart
+  ZeroKind zero;
+};
+
+// total += s * P, s * (P - z * X) or s * P + z * X, of some vectors from `v` on; in the order of `sums`, row of x after row.
+// Not a loop, so that they stay in registers.
+template <ZeroKind kZero, std::size_t kAcross, std::size_t... kSum>
+inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std::index_sequence<kSum...>) {
+  float* totals = span.totals + v * kWidth;
+  Floats scales[kAcross], zeros[kAcross];
+  for (std::size_t i = 0; i < kAcross; ++i) {
+    scales[i] = load_floats(span.scales + (v + i) * kWidth);
+    if constexpr (kZero != ZeroKind::none) zeros[i] = load_floats(span.zeros + (v + i) * kWidth);
+  }
+  const auto value = [&](const Floats& p, std::size_t m, std::size_t i) {
+    if constexpr (kZero == ZeroKind::none) {
+      return scales[i] * p;
+    } else {
+      const Floats shift = zeros[i] * splat(span.sums[m]);
+      return kZero == ZeroKind::point ? scales[i] * (p - shift) : scales[i] * p + shift;
+    }
+  };
+  const auto add = [&](float* place, const Floats& more) { store_floats(place, load_floats(place) + more); };
+  (add(totals + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, value(sums[kSum], kSum / kAcross, kSum % kAcross)), ...);
+}
+
+// Adds the block's sums to those of its group.
+template <std::size_t kRows, std::size_t kAcross, std::size_t... kSum>
+inline void add_block(const Span& span, std::size_t v, const Floats (&sums)[kRows][kAcross], bool more, bool ends,
+                      std::index_sequence<kSum...> all) {
+  float* held = span.products + v * kWidth;
+  Floats found[] = {sums[kSum / kAcross][kSum % kAcross]...};
+  if (more) ((found[kSum] = load_floats(held + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth) + found[kSum]), ...);
+  if (!ends)
+    (store_floats(held + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, found[kSum]), ...);
+  else if (span.zero == ZeroKind::none)
+    add_scaled<ZeroKind::none, kAcross>(span, v, found, all);
+  else if (span.zero == ZeroKind::point)
+    add_scaled<ZeroKind::point, kAcross>(span, v, found, all);
+  else
+    add_scaled<ZeroKind::offset, kAcross>(span, v, found, all);
+}
+
+template <class Way, std::size_t kRows>
+void multiply(Span span) {
+  for (std::size_t b = 0; b < span.blocks; ++b) {
+    const bool more = span.phase != 0, ends = ++span.phase == span.per_group || (span.last && b + 1 == span.blocks);
+    for (std::size_t m = 0; m < kRows; ++m)  // the next tile's
+      __builtin_prefetch(span.x + ((kRows + m) * kGemmSpan + b) * Way::kWords);
+    for (std::size_t v = 0; v < 2; v += Way::kAcross) {
+      Floats sums[kRows][Way::kAcross];
+      Way::block(span.x + b * Way::kWords, span.q + b * Way::kWords * kUnit + v * kWidth, sums);
+      add_block(span, v, sums, more, ends, std::make_index_sequence<kRows * Way::kAcross>{});
+    }
+    if (!ends) continue;
+    span.phase = 0;
+    span.scales += kGemmRows, span.zeros += kGemmRows, span.sums += kGemmCount;
+  }
+}
+
+using MultiplyFn = void (*)(Span);
+
+template <class Way>
+MultiplyFn multiply_of_rows(std::size_t rows) {
+  if constexpr (kTileRows == 6) {
+    if (rows == 6) return multiply<Way, 6>;
+    if (rows == 5) return multiply<Way, 5>;
+    if (rows == 4) return multiply<Way, 4>;
+  }
+  return rows == 3 ? multiply<Way, 3> : rows == 2 ? multiply<Way, 2> : multiply<Way, 1>;
+}
+
+inline MultiplyFn multiply_of(GemmMode mode, std::size_t rows) {
+#if defined(__AVX512F__)
+  if (mode == GemmMode::dots) return multiply_of_rows<Pairs>(rows);
+#endif
+  return mode == GemmMode::plain ? multiply_of_rows<Columns<false>>(rows) : multiply_of_rows<Columns<true>>(rows);
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
