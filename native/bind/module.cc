@@ -1,9 +1,11 @@
 #include "bind/bind.h"
+#include "bind/products.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Ingot's native core: kernels, checksums, strict CBOR. Called by ingot.core and ingot.codecs only.";
   bind_affine(m);
   bind_affine_matmul(m);
+  bind_tile_matmul(m);
   bind_affine_zeros(m);
   bind_ggml(m);
   bind_heads(m);

@@ -8,6 +8,7 @@
 
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
+#include "kernels/tiles.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -164,6 +165,17 @@ void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const v
       return decode(at, packed, static_cast<const std::uint64_t*>(tables), n, static_cast<std::uint64_t*>(out));
     default:
       return decode(at, packed, static_cast<const Wide*>(tables), n, static_cast<Wide*>(out));
+  }
+}
+
+void palette_tile(const void* held, const Tile& tile) {
+  const auto& matrix = *static_cast<const PaletteMatrix*>(held);
+  const std::size_t width = tile.type == Dtype::f32 ? 4 : 2, bits = static_cast<std::size_t>(matrix.bits);
+  const PaletteLayout at{matrix.bits, tile.cols, 0, nullptr};
+  for (std::size_t i = 0; i < tile.rows; ++i) {
+    const std::size_t row = tile.row + i, table = (row / matrix.run << matrix.bits) * width;
+    palette_decode(at, matrix.packed + (row * matrix.cols + tile.first) * bits / 8, static_cast<const std::uint8_t*>(matrix.tables) + table,
+                   tile.cols, static_cast<std::uint8_t*>(tile.out) + i * tile.stride * width, width);
   }
 }
 

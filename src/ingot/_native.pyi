@@ -245,6 +245,29 @@ def palette_decode(
 def palette_unpack(packed: Array, bits: int, out: Array) -> None: ...
 def palette_pack(codes: Array, bits: int, out: Array) -> None: ...
 
+class TrellisMatrix:
+    def __init__(
+        self,
+        words: Array,
+        values: Array,
+        scales: Array,
+        *,
+        rows: int,
+        cols: int,
+        bits: int,
+        group: int,
+        band: int,
+        scale_dtype: str,
+        within: bool,
+    ) -> None: ...
+    def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+
+class PaletteMatrix:
+    def __init__(
+        self, packed: Array, tables: Array, *, rows: int, cols: int, bits: int, dtype: str, within: bool
+    ) -> None: ...
+    def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+
 class RoundingGrid:
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Layers of torch that compute from packed weights: INT4 and INT8 stay what they are in memory.
+"""Layers of torch that compute from packed weights: INT4, INT8, palettes and trellises stay what they are in memory.
 
 This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from ingot.adapters.decoded_on_use import DecodedOnUse
 from ingot.adapters.packed_decode import decode_rows
 from ingot.adapters.torch import from_numpy, to_numpy
-from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
+from ingot.codecs.packed import CODECS, Packed, matrix_of, stays_packed
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
@@ -43,24 +43,41 @@ def has_kernels(device: torch.device) -> bool:
 class _Parts:
     """What a matrix is decoded from, as tensors; ``scales`` and ``zeros`` in integers of their size."""
 
-    params: AffineLayout
+    kind: Callable[..., Packed]
+    params: Any
     shape: tuple[int, int]
     scale_dtype: torch.dtype
     packed: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
 
-    def matrix(self) -> PackedMatrix:
+    def matrix(self) -> Packed:
         scales = to_numpy(self.scales.view(self.scale_dtype))
         zeros = None if self.zeros is None else to_numpy(self.zeros.view(self.scale_dtype))
-        return PackedMatrix(self.params, self.shape, to_numpy(self.packed), scales, zeros)
+        return self.kind(self.params, self.shape, to_numpy(self.packed), scales, zeros)
 
     def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        if not isinstance(self.params, AffineLayout):
+            return self._decode_here(rows, dtype).to(self.packed.device)
         packed = _pick(self.packed.view(self.shape[0], self.params.row_bytes(self.shape[1])), rows)
         scales = self._scales_of(self.scales, rows)
         zeros = None if self.zeros is None else self._scales_of(self.zeros, rows)
         values: torch.Tensor = decode_rows(self.params, self.shape[1], packed, scales, zeros).to(dtype)
         return values
+
+    def _decode_here(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Decode by the kernels, on the CPU."""
+        matrix = replace(self, packed=self.packed.cpu(), scales=self.scales.cpu()).matrix()
+        ids = rows.cpu() if not isinstance(rows, slice) else torch.arange(self.shape[0])[rows]
+        target = dtype if dtype in _NAMES else torch.float32
+        first, last = (int(ids.min()), int(ids.max()) + 1) if ids.numel() else (0, 0)
+        out = torch.empty(ids.numel(), self.shape[1], dtype=target)
+        if ids.numel() == last - first and bool((ids == torch.arange(first, last)).all()):
+            matrix.decode_into(first, to_numpy(out), torch.get_num_threads())
+        else:
+            for place, row in enumerate(ids.tolist()):
+                matrix.decode_into(row, to_numpy(out[place : place + 1]), 1)
+        return out.to(dtype)
 
     def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
         values = values.view(self.scale_dtype)
@@ -79,7 +96,7 @@ class _Held:
 
     __slots__ = ("_packed", "_scales", "_where", "_zeros", "matrix")
 
-    def __init__(self, buffers: Mapping[str, Any], matrix: PackedMatrix) -> None:
+    def __init__(self, buffers: Mapping[str, Any], matrix: Packed) -> None:
         self.matrix = matrix
         self._packed, self._scales, self._zeros = buffers["packed"], buffers["scales"], buffers["zeros"]
         self._where = self._addresses()
@@ -102,7 +119,7 @@ class PackedWeight(torch.nn.Module):
 
     Parameters
     ----------
-    matrix : PackedMatrix
+    matrix : Packed
     dtype : torch.dtype
         Of ``weight``, when somebody asks for it; ``half()`` or ``to(dtype)`` change it.
     """
@@ -111,9 +128,9 @@ class PackedWeight(torch.nn.Module):
     scales: torch.Tensor
     zeros: torch.Tensor | None
 
-    def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
+    def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
         super().__init__()
-        self.params: AffineLayout = matrix.params
+        self.kind, self.params = type(matrix), matrix.params
         self.shape = matrix.shape
         self.dtype = dtype
         scales = from_numpy(matrix.scales)
@@ -132,7 +149,7 @@ class PackedWeight(torch.nn.Module):
         return DecodedOnUse(parts.shape, dtype, parts.packed.device, lambda: parts.decode(slice(None), dtype))
 
     @property
-    def matrix(self) -> PackedMatrix:
+    def matrix(self) -> Packed:
         """The parts as arrays over the same memory; on the CPU only."""
         held = self._held
         if held is None or not held.is_of(self._buffers):
@@ -144,7 +161,7 @@ class PackedWeight(torch.nn.Module):
         return self._parts().decode(rows, dtype)
 
     def _parts(self) -> _Parts:
-        return _Parts(self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
+        return _Parts(self.kind, self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._held = None  # it would keep memory alive that the buffers may leave
@@ -156,7 +173,9 @@ class PackedWeight(torch.nn.Module):
         return {**self.__dict__, "_held": None}
 
     def extra_repr(self) -> str:
-        kind = f"{self.params.bits} bits per code, a scale per {self.params.group_size or self.params.granularity}"
+        kind = f"{self.params.codec}, {self.params.bits} bits per code"
+        if isinstance(self.params, AffineLayout):
+            kind += f", a scale per {self.params.group_size or self.params.granularity}"
         return f"{self.shape[1]} to {self.shape[0]}, {kind}"
 
 
@@ -164,23 +183,23 @@ class PackedLinear(PackedWeight):
     """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
 
     On the CPU x is multiplied with the codes as they lie, summed in f32 in an order that does not depend on the number
-    of threads (``torch.get_num_threads()``), and rounded once: a few rows (``BATCH``, by their type) in one order, any
-    number of rows in f16 and bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of
-    the matrix at a time as fit ``SCRATCH`` and leave the product to torch.
+    of threads (``torch.get_num_threads()``), and rounded once: a few rows in one order, any number of rows in f16 and
+    bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of the matrix at a time as
+    fit ``SCRATCH`` and leave the product to torch.
     Where ``rounding`` is set (``compute="int8"``), x in these types is rounded to 8 bits by blocks of 32 columns, and
-    products with layouts that ``PackedMatrix.rounds`` are those of integers, the same for any number of rows.
+    products with layouts that ``Packed.rounds`` are those of integers, the same for any number of rows.
     There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
     autocast x and the result have autocast's type.
 
     Parameters
     ----------
-    matrix : PackedMatrix
+    matrix : Packed
     bias : torch.Tensor or Parameter [out_features], optional
         Kept as it is.
     dtype : torch.dtype
     """
 
-    def __init__(self, matrix: PackedMatrix, bias: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, matrix: Packed, bias: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(matrix, dtype)
         self.out_features, self.in_features = matrix.shape
         self.rounding = False
@@ -192,8 +211,8 @@ class PackedLinear(PackedWeight):
 
     @classmethod
     def of(cls, tensor: Tensor, bias: Any = None, dtype: torch.dtype | None = None) -> PackedLinear:
-        """Return a layer over a stored tensor's parts; raises what ``PackedMatrix.of`` raises."""
-        return cls(PackedMatrix.of(tensor.private()), bias, dtype or _torch_dtype(tensor))
+        """Return a layer over a stored tensor's parts; raises what ``matrix_of`` raises."""
+        return cls(matrix_of(tensor.private()), bias, dtype or _torch_dtype(tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
@@ -216,10 +235,9 @@ class PackedLinear(PackedWeight):
         if x.dtype in _NAMES and has_kernels(x.device):
             if self.rounding and self.matrix.rounds:
                 return self._from_codes(x, bias, self.matrix.int8_bits)
-            if x.shape[0] <= BATCH[_NAMES[x.dtype]] and self.matrix.direct:
-                return self._from_codes(x, bias, self.matrix.matmul_bits)
-            if x.dtype != torch.float32 and self.matrix.many:
-                return self._from_codes(x, bias, self.matrix.gemm_bits)
+            way = self.matrix.way(_NAMES[x.dtype], x.shape[0])
+            if way is not None:
+                return self._from_codes(x, bias, way)
         return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
 
     def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
@@ -280,9 +298,7 @@ class _Product(torch.autograd.Function):
 class PackedEmbedding(PackedWeight):
     """``torch.nn.Embedding`` with a packed table: the rows that are asked for are decoded, in ``dtype``."""
 
-    def __init__(
-        self, matrix: PackedMatrix, padding_idx: int | None = None, dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, matrix: Packed, padding_idx: int | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(matrix, dtype)
         self.num_embeddings, self.embedding_dim = matrix.shape
         self.padding_idx = padding_idx
@@ -322,7 +338,7 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
     packed = []
     for name, module in list(_linears(model)):
         tensor = tensors.get(f"{name}.weight")
-        if tensor is None or tensor.codec != AffineLayout.codec or tensor.shape != tuple(module.weight.shape):
+        if tensor is None or tensor.codec not in CODECS or tensor.shape != tuple(module.weight.shape):
             continue
         device = _device(module)
         if not stays_packed(tensor):

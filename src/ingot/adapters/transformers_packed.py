@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.adapters.transformers_weights import PACKED, materialize
-from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
 from ingot.codecs.affine.word_rows import rows_tensor
+from ingot.codecs.packed import matrix_of, stays_packed
 from ingot.codecs.table import CODECS
 from ingot.core.extras import require
 from ingot.errors import IngotError
@@ -157,7 +157,7 @@ def _pack(model: Any, places: list[StandIn]) -> None:
     own = {id(site.tensor): in_rows(site.tensor.private()) for site in places}  # tied layers share their codes
     for site in places:  # before the layers, as in the order in which weights are read ahead
         if _is_embedding(site):
-            matrix = PackedMatrix.of(own[id(site.tensor)])
+            matrix = matrix_of(own[id(site.tensor)])
             layer = layers.PackedEmbedding(matrix, site.module.padding_idx, site.parameter.dtype)
             layers.put_layer(model, site.path, layer.train(site.module.training))
     layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})

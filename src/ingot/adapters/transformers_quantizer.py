@@ -325,10 +325,7 @@ def _tensors_of(model: Any) -> dict[str, Any]:
 def _stand_in(name: str, layer: PackedWeight) -> Any:
     parameter = torch.nn.Parameter(torch.empty(layer.shape, dtype=layer.dtype, device="meta"), requires_grad=False)
     matrix = layer.to("cpu").matrix if not layer.packed.is_cpu else layer.matrix
-    parts = {"packed_weight": matrix.packed, "scales": matrix.scales}
-    if matrix.zeros is not None:
-        parts["zeros"] = matrix.zeros
-    setattr(parameter, PACKED, Tensor.from_parts(matrix.params, parts, matrix.shape, name))
+    setattr(parameter, PACKED, Tensor.from_parts(matrix.params, matrix.parts(), matrix.shape, name))
     return parameter
 
 
@@ -336,7 +333,7 @@ def _memory(value: Any) -> int:
     tensor = getattr(value, PACKED, None)
     if tensor is None:
         return int(value.data_ptr())
-    return int(tensor.parts["packed_weight"].array().ctypes.data)
+    return int(next(iter(tensor.parts.values())).array().ctypes.data)
 
 
 def _stored(name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import decode_rows
+from ingot.codecs.tiles import Product
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits, float_name, written
@@ -13,7 +14,7 @@ from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout, natural
 from ingot.model.tensor import Array, Tensor
 
-BATCH = {"f32": 32, "f16": 8, "bf16": 8}
+BATCH = {"f32": 32, "f16": 4, "bf16": 4}
 """Rows of x, by its type, that ``matmul`` is for; more take ``gemm`` in 16 bits, and decoded blocks of rows in f32,
 whose products with codes are not exact: they would be multiplied and added in two instructions, not one."""
 
@@ -146,6 +147,17 @@ class PackedMatrix:
         if self._native is None:
             raise ValueError("expected a layout that the kernels take; decode it")
         self._native.int8(x, bias, out, types[0], types[1], workers, dots)
+
+    def way(self, dtype: str, rows: int) -> Product | None:
+        """Return the product by the kernels for so many rows of x of a type; None where decoding is better."""
+        if rows <= BATCH[dtype] and self._direct:
+            return self.matmul_bits
+        return self.gemm_bits if self._many and dtype != "f32" else None
+
+    def parts(self) -> dict[str, Array]:
+        """Return the parts of the stored tensor by their roles."""
+        parts = {"packed_weight": self.packed, "scales": self.scales}
+        return parts if self.zeros is None else {**parts, "zeros": self.zeros}
 
     def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
         """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises ``CodecError`` ``affine.overflow``."""

@@ -1,0 +1,117 @@
+"""Matrices that are multiplied with while they stay packed: tiles of them are decoded in the type of x.
+
+What codecs share whose kernels decode tiles ("Other codecs" under "Many rows" in ``spec/affine.md``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import LARGEST, as_bits, float_name, written
+from ingot.errors import CodecError
+from ingot.model.tensor import Array
+
+Product = Callable[[Array, Array, Array | None, tuple[str, str], int], None]
+"""x [m, cols], out [m, rows], the bias or None, the types of x and of the bias, threads: f16 and bf16 come as u16."""
+
+_FEW = 32  # rows of x in f32, whose products are rounded before they are added: more take decoded blocks of rows
+_REACH = 40  # powers of two that weights may lie between: native/core/matmul.h, kValuesReach
+
+
+class TileMatrix(ABC):
+    """A matrix ``w`` [rows, cols] over its parts, which are held, not copied.
+
+    Parameters
+    ----------
+    params : a layout
+    shape : rows, cols
+    packed : u8
+    scales : f32, f16 or bf16
+    zeros : None
+
+    Raises
+    ------
+    CodecError
+        ``*.size``: an array of another size than ``sizes`` says.
+    """
+
+    rounds = False
+
+    def __init__(
+        self, params: Any, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None = None
+    ) -> None:
+        self.params, self.shape, self.zeros = params, shape, zeros
+        self.packed, self.scales = packed.reshape(-1).view(np.uint8), scales.reshape(-1)
+        if self.sizes() != (self.packed.size, self.scales.size):
+            found = (self.packed.size, self.scales.size)
+            raise CodecError(f"{params.codec}.size", f"expected parts of {self.sizes()} elements, found {found}")
+        self._kernels: dict[str, Any] = {}
+        self._range: tuple[float, float] | None = None
+
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Return the bytes of ``packed`` and the elements of ``scales``."""
+
+    @abstractmethod
+    def magnitudes(self) -> tuple[float, float]:
+        """Return bounds of the weights that are not 0: infinity above where one is not finite."""
+
+    @abstractmethod
+    def kernel(self, dtype: str, within: bool) -> Any:
+        """Return what multiplies with x of a type; ``within``: whether weights are in the reach of fast kernels."""
+
+    @abstractmethod
+    def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
+        """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type; raises the codec's ``overflow``."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, Array]:
+        """Return the parts of the stored tensor by their roles."""
+
+    def way(self, dtype: str, rows: int) -> Product | None:
+        """Return the product by the kernels for so many rows of x, or None where decoding is better: many rows in f32,
+        values that the type of x may not hold."""
+        if self._range is None:
+            self._range = self.magnitudes()
+        over = np.isfinite(self._range[1]) and self._range[1] > LARGEST[dtype]
+        return None if over or (dtype == "f32" and rows > _FEW) else self.gemm_bits
+
+    def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
+        """Write ``x @ w.T + bias`` into ``out``, summed in f32 in the order of "Many rows" and rounded once.
+
+        x : [m, cols] in f32, f16 or bf16; out : [m, rows] of its type; bias : [rows]. The same bits for any number of
+        rows and workers, on every instruction set. ``ValueError`` where sizes or types do not fit together.
+        """
+        name = float_name(x)
+        types = (name, name if bias is None else float_name(bias))
+        self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
+
+    def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
+        """``gemm`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``."""
+        held = self._kernels.get(types[0])
+        if held is None:
+            low, high = self._range = self._range or self.magnitudes()
+            held = self._kernels[types[0]] = self.kernel(types[0], low >= 2.0**-_REACH and high <= 2.0**_REACH)
+        held.gemm(x, bias, out, types[0], types[1], workers)
+
+    def int8_bits(self, *_: Any) -> None:
+        raise ValueError("expected a layout that is multiplied in 8 bits")
+
+    def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
+        """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises as ``decode_into``."""
+        out = np.empty((stop - start, self.shape[1]), numpy_dtype(dtype))
+        self.decode_into(start, out, workers)
+        return out
+
+
+def bounds(values: Array) -> tuple[float, float]:
+    """Return the smallest magnitude that is not 0 and the largest; infinity above where a value is not finite."""
+    size = np.abs(values[values != 0].astype(np.float32))
+    if not size.size:
+        return 1.0, 1.0
+    return float(size.min()), float(size.max()) if np.isfinite(size).all() else float("inf")

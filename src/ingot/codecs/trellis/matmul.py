@@ -1,0 +1,99 @@
+"""Products with trellises that stay streams (``spec/trellis.md``, "Multiplying")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ingot.codecs.tiles import TileMatrix, bounds
+from ingot.codecs.trellis.codec import TrellisCodec
+from ingot.codecs.trellis.rows import check_padding, decode_rows
+from ingot.codecs.trellis.streams import bands_of
+from ingot.codecs.trellis.values import values_of
+from ingot.core import native
+from ingot.core.floats import as_bits, float_name
+from ingot.errors import UnsupportedError
+from ingot.model.layouts.trellis import SCALES, STREAMS, TrellisLayout
+from ingot.model.tensor import Array, Tensor
+
+
+class TrellisMatrix(TileMatrix):
+    """A matrix that is held as streams and scales; ``params`` is a ``TrellisLayout``."""
+
+    params: TrellisLayout
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TrellisMatrix:
+        """Return the matrix of a 2-d tensor, its parts as they lie.
+
+        Raises
+        ------
+        CodecError
+            As ``TrellisCodec.check``, and ``trellis.padding``.
+        UnsupportedError
+            ``matmul.layout``: no matrix.
+        """
+        if not stays_packed(tensor):
+            raise UnsupportedError(
+                f"expected a matrix, found shape {list(tensor.shape)}; decode it",
+                rule="matmul.layout",
+                where=tensor.name,
+            )
+        TrellisCodec().check(tensor)
+        streams = np.frombuffer(tensor.parts[STREAMS].view(), np.uint8)
+        held = cls(TrellisLayout.of(tensor), tensor.matrix_shape, streams, tensor.parts[SCALES].array())
+        for first, last in held._bands():
+            check_padding(held.params, held._words(first, last), last - first, tensor.name)
+        return held
+
+    def sizes(self) -> tuple[int, int]:
+        return 2 * self.params.words(self.shape), self.shape[0] * (self.shape[1] // self.params.group)
+
+    def magnitudes(self) -> tuple[float, float]:
+        (low, high), (least, most) = bounds(self.scales), bounds(values_of(self.params.bits))
+        return low * least, high * most
+
+    def kernel(self, dtype: str, within: bool) -> native.kernels.TrellisMatrix:
+        held = self._kernels.get("")  # the same for all types
+        if held is None:
+            held = self._kernels[""] = native.kernels.TrellisMatrix(
+                self.packed,
+                values_of(self.params.bits),
+                as_bits(self.scales),
+                rows=self.shape[0],
+                cols=self.shape[1],
+                bits=self.params.bits,
+                group=self.params.group,
+                band=self.params.band,
+                scale_dtype=float_name(self.scales),
+                within=within,
+            )
+        return held
+
+    def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
+        done, scales = 0, self.scales.reshape(self.shape[0], -1)
+        for first, last in self._bands():
+            count = min(last, start + len(out)) - (start + done)
+            if first <= start + done < last and count > 0:
+                row = start + done
+                words = self._words(first, last)
+                part = out[done : done + count]
+                decode_rows(self.params, words, last - first, scales[row : row + count], row - first, part)
+                done += count
+
+    def parts(self) -> dict[str, Array]:
+        return {STREAMS: self.packed, SCALES: self.scales}
+
+    def _bands(self) -> Iterator[tuple[int, int]]:
+        return bands_of(self.shape[0], self.shape[0], self.params.band)
+
+    def _words(self, first: int, last: int) -> Array:
+        start = 2 * self.shape[1] * self.params.places(first)  # bands before it are whole words
+        return self.packed[start : start + 2 * self.shape[1] * self.params.places(last - first)]
+
+
+def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
+    """Whether ``TrellisMatrix.of`` takes a tensor, as far as its attributes tell; never ``direct``, since a row of x
+    takes as long as decoding."""
+    return tensor.codec == TrellisLayout.codec and len(tensor.shape) == 2 and 0 not in tensor.shape and not direct
