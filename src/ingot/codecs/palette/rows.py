@@ -26,13 +26,14 @@ def entry_values(codebook: Array, scales: Array | None) -> Array:
 
     Raises ``CodecError`` ``palette.scale`` for a scale that is not finite, ``palette.overflow`` for a product past f32.
     """
-    wide = codebook.astype(np.float32)
-    if scales is None:
+    with np.errstate(invalid="ignore"):  # arm64 tells of signalling NaNs
+        wide, factors = codebook.astype(np.float32), None if scales is None else scales.astype(np.float32)
+    if factors is None:
         return wide
-    if not np.isfinite(scales.astype(np.float32)).all():
+    if not np.isfinite(factors).all():
         raise CodecError("palette.scale", "expected finite codebook scales, found one that is not")
     with np.errstate(over="ignore"):
-        values = wide * scales.astype(np.float32).reshape(-1, 1, 1)
+        values = wide * factors.reshape(-1, 1, 1)
     if not np.isfinite(values[np.isfinite(wide)]).all():
         raise CodecError("palette.overflow", "expected products of scale and entry that f32 can hold")
     return values
