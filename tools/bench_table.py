@@ -169,11 +169,16 @@ def _many(many: Figures) -> list[str]:
         found = many[key]
         counts = [f"{int(count):,}" for count in next(iter(found.values()), {})]
         cells = [
-            [name, *(f"{cost['processor'] * 1e6:.0f} ({cost['memory']:,.0f})" for cost in costs.values())]
+            [name, *(f"{_micros(cost['processor'])} ({cost['memory']:,.0f})" for cost in costs.values())]
             for name, costs in found.items()
         ]
         blocks += [title, _table(["", *counts], cells)]
     return blocks
+
+
+def _micros(seconds: float) -> str:
+    """Render a difference of two runs; nothing where these differ by more than it."""
+    return f"{seconds * 1e6:.0f}" if seconds > 0 else "-"
 
 
 def _packed(seconds: Figures, size: float) -> list[str]:

@@ -134,6 +134,11 @@ def test_what_a_tensor_costs_is_shown_by_their_number_and_by_its_bytes(bench_tab
     ]
 
 
+def test_a_difference_that_runs_hide_is_not_shown(bench_table: ModuleType) -> None:
+    found = {"compare": {"100": {"processor": -1e-6, "memory": 1.0}}}
+    assert "| compare | - (1) |" in bench_table.render({"many": {**MANY, "operations": found}})
+
+
 def test_opening_is_shown_beside_the_peer(bench_table: ModuleType) -> None:
     text = bench_table.render({"opening": OPENING})
     assert "| ingot | 5.0 | 0.50 |" in text
