@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,15 +43,6 @@ class Factors:
     scale: float = 1.0
     damping: float = 0.0
     dead: int = 0
-
-    def damped(self, damping: float) -> Factors:
-        """Return the same factors with so much damping in all, no less than they have."""
-        more = np.float32(max(damping - self.damping, 0.0))
-        if not more:
-            return self
-        inputs = self.inputs + more * np.eye(len(self.inputs), dtype=np.float32)
-        outputs = None if self.outputs is None else self.outputs + more * np.eye(len(self.outputs), dtype=np.float32)
-        return replace(self, inputs=inputs, outputs=outputs, weights=self.weights + more, damping=damping)
 
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:

@@ -58,6 +58,15 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
         yield name if count == 1 else f"{name}:expert.{number}", place
 
 
+def seen(known: Knowing | None, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
+    if known is None or len(shape) < 2:
+        return False
+    first = next((first for first, _ in matrices(name, shape)), name)
+    found = known.for_matrix(first)
+    return found is not None and (found.count > 0 or first != name)
+
+
 def damping_for(asked: Asked) -> float:
     """Return what is added to the diagonals of the factors, as a share of their means.
 

@@ -12,7 +12,7 @@ from ingot.errors import CodecError, FormatError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.encode import RoundingEncoder, along, encoder_under, stretch
-from ingot.quantizers.factors import Factors, factors_of, no_factors
+from ingot.quantizers.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantizers.grid import Rounded
 from ingot.quantizers.low_rank import factors_under, whitened
 from ingot.quantizers.rounding import error_under, values_of
@@ -32,10 +32,10 @@ def statistics(rows: int, cols: int, seed: int = 0) -> Statistics:
     return Statistics.in_memory(arrays)
 
 
-def known(rows: int, cols: int, seed: int = 0) -> Factors:
+def known(rows: int, cols: int, seed: int = 0, damping: float = DAMPING) -> Factors:
     found = statistics(rows, cols, seed).for_matrix("w")
     assert found is not None
-    return factors_of(found)
+    return factors_of(found, damping)
 
 
 def matrix(rows: int, cols: int, seed: int = 1, scale: float = 1.0) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_signs_stand_for_one_magnitude_a_row() -> None:
 @pytest.mark.parametrize("how", [SIGNS, STREAMS, ("two-sided", "scaled_codebook", {"bits": 2, "group": 32})])
 def test_nothing_is_missing_along_the_matrix(how: tuple[str, str, dict[str, object]]) -> None:
     wanted = asked(*how)
-    values, factors = matrix(48, 64), known(48, 64).damped(damping_for(wanted))
+    values, factors = matrix(48, 64), known(48, 64, damping=damping_for(wanted))
     found, _, outcomes = encoded(values, how)
     assert along(values, found, factors) == pytest.approx(1, abs=2e-3)
     assert outcomes[0].error == pytest.approx(error_under(values, found, factors), rel=1e-4)

@@ -174,16 +174,9 @@ def _noise(piece: _Piece, factors: Factors | None, whole: tuple[float, float]) -
 
 
 def _nats(weighed: float, piece: _Piece, factors: Factors) -> float:
-    return nats(weighed, factors, len(piece.rows), piece.count)
-
-
-def nats(weighed: float, factors: Factors, sampled: int, count: int) -> float:
-    """Return the divergence for an error under the factors of ``sampled`` of a matrix's ``count`` rows.
-
-    Without G the matrix is a head.
-    """
-    each = factors.scale / 2 * max(weighed, 0.0) / sampled
-    return each * (_HEAD if factors.outputs is None else count)
+    """Return the divergence for an error under the factors."""
+    each = factors.scale / 2 * max(weighed, 0.0) / len(piece.rows)
+    return each * (_HEAD if factors.outputs is None else piece.count)
 
 
 def _loss(error: Array | None, piece: _Piece, factors: Factors | None, whole: tuple[float, float]) -> Loss:

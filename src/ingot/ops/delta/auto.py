@@ -10,8 +10,8 @@ relative to the mean square of the base's weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, inf, log
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -89,15 +89,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A tensor's candidates, and how much its whole difference counts.
-
-    ``unit``, where that is in nats a token: how many a relative squared error of the same size is worth.
-    """
+    """A tensor's candidates, and how much its whole difference counts."""
 
     name: str
     weight: float
     trials: Sequence[Trial]
-    unit: float = 0.0
 
 
 def choose(
@@ -148,20 +144,10 @@ def require_one(target_size: float | str | None, max_error: float | None) -> Non
 
 def chosen(measured: Sequence[Measured], target_size: int | None, max_error: float | None) -> dict[str, Storage]:
     """Return how to store what was measured; options and errors as ``choose``."""
-    measured = comparable(measured)
     if max_error is not None:
         return {item.name: _within(item, max_error).storage for item in measured}
     assert target_size is not None
     return _allocate(measured, target_size - OVERHEAD * len(measured))
-
-
-def comparable(measured: Sequence[Measured]) -> list[Measured]:
-    """Return what was measured, all of it in nats where some of it is: by the geometric mean of the units."""
-    units = [log(item.unit) for item in measured if item.unit]
-    if not units:
-        return list(measured)
-    worth = exp(sum(units) / len(units))
-    return [item if item.unit else replace(item, weight=item.weight * worth) for item in measured]
 
 
 def measure_both(both: Both) -> Measured:
@@ -181,7 +167,7 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     energy = float(np.square(delta.astype(np.float64)).sum())
     if not np.isfinite(energy):
         return Measured(tuned.name, 1.0, (exact,))
-    trials = [exact_trial(old, other, tuned)]
+    trials = [_exact(old, other, tuned)]
     trials += [
         trial
         for storage in CANDIDATES
@@ -193,8 +179,7 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     return Measured(tuned.name, weight, (*trials, *_low_ranks(base, tuned, delta, trials)))
 
 
-def exact_trial(old: Array, other: Array, tuned: Tensor) -> Trial:
-    """Return what an exact difference costs, from a sample of both."""
+def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
     encoder = delta_codec(EXACT.codec).encoder(old.shape, tuned.dtype, EXACT.options)
     for _ in range(encoder.fit_passes):
         encoder.fit_pass(old, other)
@@ -202,9 +187,7 @@ def exact_trial(old: Array, other: Array, tuned: Tensor) -> Trial:
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
 
 
-def decoded(storage: Storage, delta: Array) -> tuple[Encoder, Mapping[str, Array], Array] | None:
-    """Return a sample's encoder, its parts and what they stand for; None where the codec refuses the values."""
-
+def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
     def made(options: Mapping[str, Any]) -> Encoder:
         return CODECS[storage.codec].encoder(delta.shape, "f32", options)
 
@@ -216,26 +199,17 @@ def decoded(storage: Storage, delta: Array) -> tuple[Encoder, Mapping[str, Array
         parts = encoder.encode(delta)
     except (CodecError, UnsupportedError):
         return None
-    values = np.empty(delta.shape, np.float32)
-    encoder.decode(parts, values)
-    return encoder, parts, values
-
-
-def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
-    made = decoded(storage, delta)
-    if made is None:
-        return None
-    encoder, parts, values = made
+    decoded = np.empty(delta.shape, np.float32)
+    encoder.decode(parts, decoded)
     wide = delta.astype(np.float64)
     error, along = 0.0, 1.0
     if energy:
-        error = float(np.square(values - wide).sum()) / energy
-        along = float((values * wide).sum()) / energy
-    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, harm(error, along))
+        error = float(np.square(decoded - wide).sum()) / energy
+        along = float((decoded * wide).sum()) / energy
+    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, _harm(error, along))
 
 
-def harm(error: float, along: float) -> float:
-    """Return an error with what falls short counted ``SHORTFALL`` times; ``along`` is the part along the difference."""
+def _harm(error: float, along: float) -> float:
     missing = (1 - along) ** 2
     return error + (SHORTFALL - 1) * missing
 
@@ -248,11 +222,10 @@ def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned:
         if None not in lengths:
             return float(sum(length or 0 for length in lengths))
     scale = tuned.size / max(sampled, 1)
-    return scale * sum(part.nbytes if storage.encoding == "raw" else packed(part) for part in parts.values())
+    return scale * sum(part.nbytes if storage.encoding == "raw" else _packed(part) for part in parts.values())
 
 
-def packed(part: Array) -> int:
-    """Return the bytes of a part in ``zstd``."""
+def _packed(part: Array) -> int:
     data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return sum(
         len(encodings.compress_frame(data[start : start + encodings.FRAME].data))
@@ -269,14 +242,14 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
     most = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
     if most < 1 or not _promising(spectrum(lambda: [sample], sample.shape[1], most), (rows, cols), trials):
         return
-    residual = spectrum(lambda: differences(base, tuned), cols, most)
+    residual = spectrum(lambda: _differences(base, tuned), cols, most)
     for rank in RANKS:
         if rank <= most and residual[rank] <= LOW_RANK_ERROR:
             error = float(residual[rank])
-            yield Trial(Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, harm(error, 1 - error))
+            yield Trial(Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
 
 
-def differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
+def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
     """Yield the difference's rows in chunks."""
     matrix = tuned.matrix_shape
     step = max(1, _CHUNK // max(matrix[1], 1))

@@ -32,7 +32,7 @@ from ingot.model.statistics import Statistics
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
-from ingot.ops.delta.draft import Draft, Drafted, seen
+from ingot.ops.delta.draft import Draft, Drafted
 from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
@@ -46,6 +46,7 @@ from ingot.ops.open import Source, weights_of
 from ingot.ops.options import AnyPath, is_elsewhere
 from ingot.ops.rounded import few, outcome_lines
 from ingot.ops.statistics import statistics_of_one
+from ingot.quantizers.tensor import seen
 
 if TYPE_CHECKING:
     from ingot.engine.cluster.pool import Pool
@@ -359,5 +360,9 @@ class _Diff:
     def _unseen(self) -> list[str]:
         """Tell of matrices that changed and that there are no statistics of."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
-        names = [item.name for item in changed if is_matrix(item.shape, item.dtype) and not seen(self._known, item)]
+        names = [
+            item.name
+            for item in changed
+            if is_matrix(item.shape, item.dtype) and not seen(self._known, item.name, item.shape)
+        ]
         return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []

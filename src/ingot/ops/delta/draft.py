@@ -29,7 +29,7 @@ from ingot.ops.delta.pairs import Both
 from ingot.ops.delta.strategy import AUTO, CALIBRATED, EXACT, SMALL, UNSCALED, Storage, calibrated, choices
 from ingot.ops.identity import tensor_digest
 from ingot.quantizers.encode import encoder_under
-from ingot.quantizers.tensor import Knowing, Outcome, matrices
+from ingot.quantizers.tensor import Knowing, Outcome, seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Draft:
             return EXACT
         plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         ways = CALIBRATED.get(self.strategy, ())
-        if plain == EXACT or not ways or not seen(self.known, tensor):
+        if plain == EXACT or not ways or not seen(self.known, tensor.name, tensor.shape):
             return plain
         return calibrated(ways, tensor.shape[-1])
 
@@ -151,15 +151,6 @@ class Draft:
         if reason is not None:
             raise UnsupportedError(f"{self.container} cannot carry this: {reason}", rule="delta.container")
         return Drafted(op, step, digest)
-
-
-def seen(known: Knowing | None, tensor: Tensor) -> bool:
-    """Whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
-    if known is None or len(tensor.shape) < 2:
-        return False
-    name = next((name for name, _ in matrices(tensor.name, tensor.shape)), "")
-    found = known.for_matrix(name)
-    return found is not None and (found.count > 0 or name != tensor.name)
 
 
 @dataclass(frozen=True, slots=True)
