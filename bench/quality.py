@@ -3,8 +3,8 @@
     python bench/quality.py MODEL --text heldout.txt              a table; ten minutes for 8 M weights
     python bench/quality.py MODEL --text heldout.txt --folding    the same with rotations and scales folded in before
 
-Only matrices of attention and feed-forward networks are rounded. "Bits" are those of these matrices as stored, codes
-and scales; of K-quants and IQ4_XS those of matrices whose columns 256 divides, the type for others in brackets.
+Only matrices of attention and feed-forward networks are rounded. "Bits" are those of all of these as stored; of
+K-quants and IQ4_XS the type of matrices whose columns 256 does not divide is in brackets.
 Statistics are of samples of the model, unless `--statistics` has some.
 """
 
@@ -16,99 +16,45 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from rows import ASIDE, Bench, Row, blocks, integers
 
 import ingot
-from ingot.adapters.options import Protocol
-from ingot.recipes.load import parse_recipe
 
-RULE = """
-[[rules]]
-roles = ["attention", "mlp"]
-min_ndim = 2
-min_size = 4096
-cols_multiple_of = {multiple}
-codec = "{codec}"
-options = {options}
-{quantizer}
-"""
-
-
-class Row(NamedTuple):
-    """A grid, the bits of its matrices as stored, and rules: those for columns that 256 divides come first."""
-
-    label: str
-    bits: float
-    codec: str
-    options: str
-    quantizer: str = ""
-    large: str = ""  # the type of blocks of 256 columns
-    turned: str = ""  # what comes before the rules
-
-    def recipe(self) -> str:
-        more = f'quantizer = "{self.quantizer}"' if self.quantizer else ""
-        rules = [(256, "ggml_blocks", f'{{ type = "{self.large}" }}')] if self.large else []
-        rules.append((1, self.codec, self.options))
-        return self.turned + "".join(
-            RULE.format(multiple=multiple, codec=codec, options=options, quantizer=more)
-            for multiple, codec, options in rules
-        )
-
-
-def blocks(kind: str, more: str = "") -> str:
-    return f'{{ type = "{kind}"{more} }}'
-
-
-def integers(bits: int, group: int, more: str = "") -> str:
-    return f"{{ bits = {bits}, group = {group}{more} }}"
-
-
-ASIDE, OFFSET, ORDER = ", symmetric = false", ', zero_kind = "offset"', ", act_order = true"
+OFFSET, ORDER = ', zero_kind = "offset"', ", act_order = true"
 WAYS = ("importance", "gptq", "two-sided")
 ROWS = [
-    Row("Q4_0 by search", 4.5, "ggml_blocks", blocks("q4_0")),
-    Row("INT4 symmetric, groups of 32, least squares", 4.5, "affine", integers(4, 32, ', quantizer = "mse"')),
-    *(Row("Q4_0", 4.5, "ggml_blocks", blocks("q4_0"), way) for way in WAYS),
-    *(Row("Q4_0, act_order", 4.5, "ggml_blocks", blocks("q4_0", ORDER), way) for way in WAYS[1:]),
-    Row("INT4 with points, groups of 64, least squares", 4.5, "affine", integers(4, 64, ', quantizer = "mse"' + ASIDE)),
-    *(Row("INT4 with points, groups of 64", 4.5, "affine", integers(4, 64, ASIDE), way) for way in WAYS),
-    *(Row("INT4 with offsets, groups of 64", 4.5, "affine", integers(4, 64, OFFSET), way) for way in WAYS[2:]),
-    *(Row("INT3 with points, groups of 64", 3.5, "affine", integers(3, 64, ASIDE), way) for way in WAYS),
+    Row("Q4_0 by search", "ggml_blocks", blocks("q4_0")),
+    Row("INT4 symmetric, groups of 32, least squares", "affine", integers(4, 32, ', quantizer = "mse"')),
+    *(Row("Q4_0", "ggml_blocks", blocks("q4_0"), way) for way in WAYS),
+    *(Row("Q4_0, act_order", "ggml_blocks", blocks("q4_0", ORDER), way) for way in WAYS[1:]),
+    Row("INT4 with points, groups of 64, least squares", "affine", integers(4, 64, ', quantizer = "mse"' + ASIDE)),
+    *(Row("INT4 with points, groups of 64", "affine", integers(4, 64, ASIDE), way) for way in WAYS),
+    *(Row("INT4 with offsets, groups of 64", "affine", integers(4, 64, OFFSET), way) for way in WAYS[2:]),
+    *(Row("INT3 with points, groups of 64", "affine", integers(3, 64, ASIDE), way) for way in WAYS),
     *(
-        Row(f"{kind.upper()}", bits, "ggml_blocks", blocks(kind), way)
-        for kind, bits in (("iq4_nl", 4.5), ("q4_1", 5.0), ("q5_0", 5.5), ("q5_1", 6.0))
+        Row(f"{kind.upper()}", "ggml_blocks", blocks(kind), way)
+        for kind in ("iq4_nl", "q4_1", "q5_0", "q5_1")
         for way in ("", *WAYS)
     ),
     *(
-        Row(f"{large.upper()} ({kind.upper()})", bits, "ggml_blocks", blocks(kind), way, large)
-        for large, kind, bits in (
-            ("q2_k", "iq4_nl", 2.625),
-            ("q3_k", "iq4_nl", 3.4375),
-            ("iq4_xs", "iq4_nl", 4.25),
-            ("q4_k", "q5_0", 4.5),
-        )
+        Row(f"{large.upper()} ({kind.upper()})", "ggml_blocks", blocks(kind), way, large)
+        for large, kind in (("q2_k", "iq4_nl"), ("q3_k", "iq4_nl"), ("iq4_xs", "iq4_nl"), ("q4_k", "q5_0"))
         for way in ("", *WAYS)
     ),
     *(
-        Row(f"palette of {bits} bits, a table for 16 channels", bits, "palette", integers(bits, 16), way)
+        Row(f"palette of {bits} bits, a table for 16 channels", "palette", integers(bits, 16), way)
         for bits in (4, 3)
         for way in ("", *WAYS)
     ),
-    Row("table, groups of 32", 4.5, "scaled_codebook", integers(4, 32), "two-sided"),
-    *(
-        Row(f"table of {n} bits, groups of 96", n + 1 / 6, "scaled_codebook", integers(n, 96), "two-sided")
-        for n in (4, 3, 2)
-    ),
-    *(
-        (f"trellis of {n} bits, groups of 96", n + 1 / 6, "trellis", f"{{ bits = {n}, group = 96 }}", "two-sided")
-        for n in (4, 3, 2)
-    ),
+    Row("table, groups of 32", "scaled_codebook", integers(4, 32), "two-sided"),
+    *(Row(f"table of {n} bits, groups of 96", "scaled_codebook", integers(n, 96), "two-sided") for n in (4, 3, 2)),
+    *(Row(f"trellis of {n} bits, groups of 96", "trellis", integers(n, 96), "two-sided") for n in (4, 3, 2)),
 ]
 TURNED = "[rotate]\nr1 = true\nr2 = true\n"
-INTEGERS = [Row(f"INT{n}, groups of 96", n + 1 / 6, "affine", integers(n, 96)) for n in (4, 3, 2)]
-AS_Q4_0, A_ROW = Row("Q4_0", 4.5, "ggml_blocks", blocks("q4_0")), Row("INT3, a row", 3.0, "affine", integers(3, 768))
+INTEGERS = [Row(f"INT{n}, groups of 96", "affine", integers(n, 96)) for n in (4, 3, 2)]
+AS_Q4_0, A_ROW = Row("Q4_0", "ggml_blocks", blocks("q4_0")), Row("INT3, a row", "affine", integers(3, 768))
 FOLDED = [
     row._replace(quantizer=f"{scales}{way}", label=f"{row.label}{', turned' if turned else ''}", turned=turned)
     for way, rows in (
@@ -155,24 +101,20 @@ def main() -> None:
     given = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as name:
-        folder, statistics, read = Path(name), given.statistics, Protocol(sequences=given.sequences)
+        folder, statistics = Path(name), given.statistics
         given.model = with_outliers(given.model, folder) if given.outliers else given.model
         if statistics is None:
             statistics = folder / "statistics.safetensors"
             ingot.calibrate(given.model, statistics)
+        bench = Bench(given.model, {"text": given.text}, given.sequences)
         print(f"{'grid':48} {'quantizer':14} {'bits':>6} {'KL':>9} {'perplexity':>11}", flush=True)
         for row in FOLDED if given.folding else ROWS:
             if given.only and not re.search(given.only, f"{row.label} {row.quantizer}"):
                 continue
-            recipe, target = parse_recipe(row.recipe(), where="bench/quality.py"), folder / "model"
-            more = {"calibration": statistics} if row.quantizer else {}
-            ingot.convert(given.model, target, recipe, overwrite=True, **more)
-            scored = ingot.evaluate(target, given.text, reference=given.model, protocol=read)
-            print(
-                f"{row.label:48} {row.quantizer:14} {row.bits:6.3f} {scored.kl:9.5f} {scored.perplexity:11.3f}",
-                flush=True,
-            )
-            found.append({"grid": row.label, "quantizer": row.quantizer, "bits": row.bits, "kl": scored.kl})
+            figures = bench.of_row(row, statistics, folder)
+            bits, kl, perplexity = figures["bits"], figures["text"]["kl"], figures["text"]["perplexity"]
+            print(f"{row.label:48} {row.quantizer:14} {bits:6.3f} {kl:9.5f} {perplexity:11.3f}", flush=True)
+            found.append({"grid": row.label, "quantizer": row.quantizer, "bits": bits, "kl": kl})
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

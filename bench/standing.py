@@ -21,25 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from llama import library
-from quality import ASIDE, Row, blocks, integers
+from rows import ASIDE, WINDOW, WINDOWS, Bench, Row, blocks, integers
 from safetensors.numpy import load_file
 
 import ingot
 from ingot.adapters.evaluate import Protocol, read_windows
-from ingot.adapters.scores import Scores
-from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.model.statistics import Statistics
-from ingot.recipes.load import parse_recipe
 
-Matrices = Mapping[str, np.ndarray]
-Made = tuple[int, Matrices]
-WINDOWS, WINDOW, CALIBRATION = 96, 256, 96
+Figures = dict[str, Any]
+CALIBRATION = 96
 PEERS = Path(__file__).with_name("standing_peers.py")
-LAYERS = ("self_attn", "mlp")
 # What llama-quantize takes where 256 does not divide a matrix's columns (llama.cpp, src/llama-quant.cpp).
 INSTEAD = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -55,77 +49,24 @@ BLIND = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_
 
 def ours(columns: set[int]) -> Iterator[Row]:
     """Yield rows of ours for matrices of so many columns."""
-    yield Row("INT8 rows", 8, "affine", '{ bits = 8, group = "row" }')
+    yield Row("INT8 rows", "affine", '{ bits = 8, group = "row" }')
     for group in (each for each in (32, 64, 96, 128) if all(cols % each == 0 for cols in columns)):
         for bits in (6, 5, 4, 3, 2):
-            yield Row(f"INT{bits} g{group}", bits, "affine", integers(bits, group, ', quantizer = "mse"'))
-            yield Row(f"INT{bits} g{group}", bits, "affine", integers(bits, group), "two-sided")
+            yield Row(f"INT{bits} g{group}", "affine", integers(bits, group, ', quantizer = "mse"'))
+            yield Row(f"INT{bits} g{group}", "affine", integers(bits, group), "two-sided")
         for bits in (4, 3, 2):
-            yield Row(f"INT{bits} g{group} with zeros", bits, "affine", integers(bits, group, ASIDE), "two-sided")
-            yield Row(f"table of {bits} bits, g{group}", bits, "scaled_codebook", integers(bits, group), "two-sided")
-            yield Row(f"trellis of {bits} bits, g{group}", bits, "trellis", integers(bits, group), "two-sided")
+            yield Row(f"INT{bits} g{group} with zeros", "affine", integers(bits, group, ASIDE), "two-sided")
+            yield Row(f"table of {bits} bits, g{group}", "scaled_codebook", integers(bits, group), "two-sided")
+            yield Row(f"trellis of {bits} bits, g{group}", "trellis", integers(bits, group), "two-sided")
     for kind in ("q8_0", "q4_1", "q4_0", "iq4_nl"):
-        yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind))
-        yield Row(kind.upper(), 0, "ggml_blocks", blocks(kind), "two-sided")
+        yield Row(kind.upper(), "ggml_blocks", blocks(kind))
+        yield Row(kind.upper(), "ggml_blocks", blocks(kind), "two-sided")
     for kind in ("q6_k", "q5_k", "q4_k", "iq4_xs", "q3_k", "q2_k"):
         for quantizer in ("", "two-sided"):
-            yield Row(kind.upper(), 0, "ggml_blocks", blocks(INSTEAD[kind.upper()].lower()), quantizer, kind)
+            yield Row(kind.upper(), "ggml_blocks", blocks(INSTEAD[kind.upper()].lower()), quantizer, kind)
 
 
-class Bench:
-    """A model in memory whose weights are changed in place, and what it says unchanged of each text."""
-
-    def __init__(self, model: Path, texts: Mapping[str, Path]) -> None:
-        self.path = model
-        self.model = load_model(model, dtype="f32", keep_packed=False)
-        named = dict(self.model.named_parameters())
-        self.slots, self.all = named, {name: each.detach().numpy().copy() for name, each in named.items()}
-        self.matrices = {n: w for n, w in self.all.items() if w.ndim == 2 and any(part in n for part in LAYERS)}
-        self.weights = sum(each.size for each in self.all.values())
-        self.rest = self.weights - sum(each.size for each in self.matrices.values())
-        protocol, tokenizer = Protocol(window=WINDOW, sequences=WINDOWS), load_tokenizer(model)
-        self.windows = {kind: read_windows(tokenizer, text, protocol) for kind, text in texts.items()}
-        self.wanted = {kind: [self._logits(window) for window in some] for kind, some in self.windows.items()}
-
-    def _logits(self, window: Any) -> Any:
-        with torch.inference_mode():
-            return self.model(input_ids=window[None], use_cache=False).logits[0, :-1].float()
-
-    def row(self, name: str, who: str, made: Made) -> dict[str, Any]:
-        """Return a row's figures; the model has its own weights again."""
-        nbytes, matrices = made
-        weights = sum(each.size for each in self.matrices.values())
-        row: dict[str, Any] = {"name": name, "by": who, "bits": 8 * nbytes / weights}
-        row["file bits"] = 8 * (nbytes + 2 * self.rest) / self.weights
-        try:
-            self._put(matrices)
-            for kind, windows in self.windows.items():
-                scores = Scores(compared=True)
-                for window, wanted in zip(windows, self.wanted[kind], strict=True):
-                    scores.add(self._logits(window), window[1:], wanted)
-                row[kind] = scores.figures()
-        finally:
-            self._put(self.all)
-        return row
-
-    def _put(self, matrices: Matrices) -> None:
-        if missing := self.matrices.keys() - matrices.keys():
-            raise SystemExit(f"expected all matrices of the layers, found none for {sorted(missing)[:3]}")
-        with torch.no_grad():
-            for name, values in matrices.items():
-                self.slots[name].copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
-
-
-def by_us(bench: Bench, row: Row, statistics: Path, folder: Path) -> Made:
-    more = {"calibration": statistics} if row.quantizer else {}
-    recipe = parse_recipe(row.recipe(), where="bench/standing.py")
-    ingot.convert(bench.path, folder / "ours.zt", recipe, overwrite=True, **more)
-    with ingot.open(folder / "ours.zt") as found:
-        nbytes = sum(part.nbytes for name in bench.matrices for part in found[name].parts.values())
-        return nbytes, {name: found[name].numpy("f32") for name in bench.all}
-
-
-def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.ndarray] | None) -> Made:
+def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.ndarray] | None) -> Figures:
     """By ``ggml_quantize_chunk``, which llama.cpp's own quantizer calls, and read back by gguf-py."""
     total, found = 0, {}
     for name, weights in bench.matrices.items():
@@ -142,17 +83,17 @@ def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.nd
         )  # fmt: skip
         total += out.nbytes
         found[name] = quants.dequantize(out, taken).reshape(rows, cols)
-    return total, found
+    return bench.of_matrices(total, found)
 
 
-def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Made:
+def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Figures:
     """By another package in a Python of its own."""
     out = folder / "peer.safetensors"
     asked = [python, "-P", str(PEERS), kind, str(bench.path), str(folder), str(out)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{kind}: {done.stderr[-2000:]}")
-    return int(done.stdout.splitlines()[-1]), load_file(out)
+    return bench.of_matrices(int(done.stdout.splitlines()[-1]), load_file(out))
 
 
 def calibration_text(model: Path, text: Path, folder: Path) -> Path:
@@ -166,7 +107,7 @@ def calibration_text(model: Path, text: Path, folder: Path) -> Path:
     return folder / "calibration.txt"
 
 
-def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Callable[[], Made]]]:
+def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Callable[[], Figures]]]:
     """Yield every row: its name, whose it is, and what makes it."""
     prose = calibration_text(given.model, given.texts / "heldout_prose.txt", folder)
     samples = given.statistics
@@ -175,7 +116,7 @@ def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[t
         ingot.calibrate(given.model, samples)
     for row in ours({each.shape[1] for each in bench.matrices.values()}):
         label = f"{row.label}, {row.quantizer}" if row.quantizer else row.label
-        yield label, "Ingot", partial(by_us, bench, row, samples, folder)
+        yield label, "Ingot", partial(bench.of_row, row, samples, folder)
     if given.llama:
         ingot.calibrate(given.model, folder / "prose.safetensors", text=prose, fisher=False)
         with Statistics.open(folder / "prose.safetensors") as statistics:
@@ -211,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for label, who, make in rows_of(bench, given, Path(name)):
             if (who, label) in have:
                 continue
-            row = bench.row(label, who, make())
+            row = {"name": label, "by": who, **make()}
             print(
                 f"{who:12} {label:40} {row['bits']:6.3f} {row['prose']['kl']:9.5f} {row['code']['kl']:9.5f}", flush=True
             )
