@@ -23,6 +23,8 @@ from rows import ASIDE, Bench, Row, blocks, integers
 import ingot
 
 OFFSET, ORDER = ', zero_kind = "offset"', ", act_order = true"
+MXFP4 = '{ table = "f4_e2m1fn", group = 32, scales = "f8_e8m0fnu" }'
+NVFP4 = '{ table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply" }'
 WAYS = ("importance", "gptq", "two-sided")
 ROWS = [
     Row("Q4_0 by search", "ggml_blocks", blocks("q4_0")),
@@ -48,6 +50,8 @@ ROWS = [
         for bits in (4, 3)
         for way in ("", *WAYS)
     ),
+    *(Row("MXFP4", "scaled_codebook", MXFP4, way) for way in ("", *WAYS)),
+    *(Row("NVFP4", "scaled_codebook", NVFP4, way) for way in ("", *WAYS)),
     Row("table, groups of 32", "scaled_codebook", integers(4, 32), "two-sided"),
     *(Row(f"table of {n} bits, groups of 96", "scaled_codebook", integers(n, 96), "two-sided") for n in (4, 3, 2)),
     *(Row(f"trellis of {n} bits, groups of 96", "trellis", integers(n, 96), "two-sided") for n in (4, 3, 2)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.codecs.palette.encode import codebooks_for
+from ingot.codecs.scaled_codebook.options import layout_of as scaled_layout
 from ingot.codecs.trellis.streams import band_for
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import NO_ZERO, ROW, ROWS_LSB, SCALE_DTYPES, AffineLayout, Zero
@@ -20,12 +21,12 @@ from ingot.model.layouts.affine import Group as Columns
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.layouts.palette import BITS as PALETTE_BITS
 from ingot.model.layouts.palette import PaletteLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
 from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
 from ingot.quantizers.factors import Factors
-from ingot.quantizers.grid import A_ROW, NONE, OFFSETS, POINTS, Grid, TrellisGrid
+from ingot.quantizers.grid import A_ROW, FOUR_BITS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
 from ingot.quantizers.trellis import Made, round_streams
 
@@ -76,6 +77,19 @@ class Asked:
         channels of stacked matrices; ``trellis.group``: rows that are not whole groups.
         """
         cols = shape[-1]
+        if self.grid.second and len(shape) > 2:
+            raise UnsupportedError(
+                f"expected a matrix for scales with one number for all, found shape {list(shape)}",
+                rule="quantizer.matrix",
+                where=where,
+            )
+        if self.grid.table == FOUR_BITS and cols % self.grid.group:
+            raise UnsupportedError(
+                f"expected columns that group {self.grid.group} divides, found {cols}; let the rule ask for "
+                "cols_multiple_of, and another one take what is left",
+                rule="scaled_codebook.group",
+                where=where,
+            )
         if self.streams and cols % self.grid.group:
             raise UnsupportedError(
                 f"expected columns that group {self.grid.group} divides, found {cols}; let the rule ask for "
@@ -108,6 +122,9 @@ class Asked:
             return PaletteLayout(grid.bits, (tables, *(1,) * (len(shape) - 1)), 1, 0, dtype)
         if self.block is not None:
             return GgmlBlocksLayout(self.block)
+        if grid.table == FOUR_BITS:
+            scales = {"scales": grid.scales, "second": MULTIPLY if grid.second else None}
+            return scaled_layout(shape, dtype, {"table": FOUR_BITS, "group": grid.group, **scales})[1]
         if grid.learnt:
             return ScaledCodebookLayout(grid.bits, Columns(grid.group), dtype, "f16", grid.scales)
         zero = POINT_PART if grid.signs else _PARTS[grid.zeros]
@@ -126,7 +143,8 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     codec : str
         ``affine``: integers, options ``bits`` (1 to 8; 1, symmetric alone: signs), ``group`` columns or ``row``,
         ``scales``, ``symmetric`` and ``zero_kind``.
-        ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``. ``ggml_blocks``: option
+        ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``; or ``table``
+        ``f4_e2m1fn`` with ``group`` and ``scales`` as MXFP4 and NVFP4 have them. ``ggml_blocks``: option
         ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
         ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: as
         ``scaled_codebook``, without ``act_order`` and ``awq``. All have ``correct_bias``.
@@ -179,7 +197,21 @@ def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
         layouts = (AffineLayout, ScaledCodebookLayout, GgmlBlocksLayout, PaletteLayout, TrellisLayout)
         known = tuple(layout.codec for layout in layouts)
         raise _wrong(f"codec {', '.join(known)} for a quantizer", codec)
+    if learnt and "table" in left:
+        return _four_bits(left), None
     return _groups(left, learnt=learnt, zeros=NONE if learnt else _zeros(left)), None
+
+
+def _four_bits(left: Mapping[str, Any]) -> Grid:
+    """Return MXFP4's grid (OCP Microscaling Formats 1.0) or NVFP4's."""
+    _require_known(left, ("table", "group", "scales", "second"))
+    kinds = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16}
+    asked = left.get("scales", "f8_e8m0fnu"), left.get("second")
+    if left["table"] != FOUR_BITS or asked not in kinds:
+        raise _wrong(f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY}", dict(left))
+    if left.get("group", kinds[asked]) != kinds[asked]:
+        raise _wrong(f"group {kinds[asked]} for scales {asked[0]}", left["group"])
+    return Grid(4, kinds[asked], asked[0], table=FOUR_BITS, second=asked[1] is not None)
 
 
 def _groups(left: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core import native
-from ingot.model.layouts.scaled_codebook import TABLES
+from ingot.model.layouts.scaled_codebook import SMALL_SCALES
 from ingot.model.tensor import Array
 
 NONE, POINTS, OFFSETS = ZEROS = ("none", "points", "offsets")
 A_ROW = (1 << 31) - 1
 """Columns of a group that is a whole row."""
+FOUR_BITS = "f4_e2m1fn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,21 @@ class Grid:
     group : int
         Columns that share a scale; the last group of a row may be shorter.
     scales : str
-        ``f16``, ``bf16`` or ``f32``: scales (and zeros) are rounded to it before codes are chosen.
+        ``f16``, ``bf16`` or ``f32``: scales (and zeros) are rounded to it before codes are chosen. Or a type of 8 bits:
+        such scales are positive, and stay when the search has chosen them.
     learnt : bool
         The levels are a table that is learnt for the tensor.
     zeros : str
         ``points``: an integer among the levels for each scale; ``offsets``: a number of the scales' type. Levels are
         the integers from 0 on, and scales are positive.
     table : str or None
-        Levels by a name of ``model.layouts.scaled_codebook.TABLES``.
+        Levels by a name of ``model.layouts.scaled_codebook.TABLES``, or those of ``f4_e2m1fn``.
     nested : Nested or None
         How scales and offsets are stored, where they are not numbers of their own.
     scaled : bool
         There are scales. Without them levels are values, learnt; ``group`` is then how many columns descend together.
+    second : bool
+        Scales are multiples of one number of the matrix.
 
     Levels are else the integers from ``-2 ** (bits - 1)`` on, of one bit without zeros -1/2 and 1/2: signs. Scales
     without zeros may be negative, so that the one integer without an opposite is of use at both ends (Q4_0's).
@@ -74,12 +79,19 @@ class Grid:
     table: str | None = None
     nested: Nested | None = None
     scaled: bool = True
+    second: bool = False
+
+    @property
+    def small(self) -> bool:
+        """Scales are of a type of 8 bits."""
+        return self.scales in SMALL_SCALES
 
     @property
     def levels(self) -> Array:
         """The levels of a grid that is not learnt: f32 [2 ** bits]."""
         if self.table is not None:
-            return np.array(TABLES[self.table], np.float32)
+            found = numbers(self.table)
+            return np.sort(found) + np.float32(0) if self.table == FOUR_BITS else np.array(found)  # 0 for -0
         if self.signs:
             return np.array([-0.5, 0.5], np.float32)
         first = 0 if self.zeros != NONE else -(1 << self.bits - 1)
@@ -133,6 +145,8 @@ class Rounded:
         What nested scales, and offsets, are multiples of.
     more_damping : float
         What had to be added to A's diagonal for feedback, beside its own damping, as a share of its mean.
+    second : float
+        What scales are multiples of, where there is such a number.
     """
 
     grid: Grid
@@ -144,6 +158,7 @@ class Rounded:
     units: Array | None = None
     zero_units: Array | None = None
     more_damping: float = 0.0
+    second: float = 1.0
 
     @classmethod
     def begun(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:
@@ -165,7 +180,8 @@ class Rounded:
         grid, nested = self.grid, self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)
         even, turned = not (grid.learnt or grid.signs) and grid.table is None, grid.zeros == NONE
-        return native.kernels.RoundingGrid(self.levels, even, grid.zeros, turned, grid.scales, steps)
+        scales = "f32" if grid.small else grid.scales
+        return native.kernels.RoundingGrid(self.levels, even, grid.zeros, turned, scales, steps)
 
     def values(self) -> Array:
         """Return what the codes stand for: f32 [rows, cols]."""

@@ -18,7 +18,7 @@ from ingot.core import native
 from ingot.model.tensor import Array
 from ingot.quantizers.factors import Factors, Feedback, feedback_factor
 from ingot.quantizers.grid import Grid, Rounded
-from ingot.quantizers.scales import choose
+from ingot.quantizers.scales import choose, second_of
 from ingot.quantizers.table import learn_levels
 
 IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
@@ -104,6 +104,8 @@ class _Work:
         if levels is None:
             levels = learn_levels(weights, grid, self._factors.weights) if grid.learnt else grid.levels
         rounded = Rounded.begun(grid, (len(weights), weights.shape[1]), levels)
+        if grid.second:
+            rounded.second = second_of(weights, grid)
         if self._how.quantizer == IMPORTANCE:
             self._choose_all(rounded, weights)
             native.kernels.rounding_nearest(
@@ -225,7 +227,7 @@ def descend(bands: Sequence[Rounded], weights: Array, factors: Factors, *, refit
                 outputs,
                 gradient,
                 product[block],
-                refit and band.grid.scaled,
+                refit and band.grid.scaled and not band.grid.small,
                 band.codes[some],
                 band.groups,
                 band.scales[some],

@@ -14,6 +14,7 @@ from tests.unit.quantizers.test_rounding import factors, matrix
 from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
 from ingot.codecs.table import CODECS
 from ingot.core import isa, native
+from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -22,7 +23,7 @@ from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import feedback_factor, no_factors
 from ingot.quantizers.grid import OFFSETS, POINTS, Grid, Rounded
 from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import descend, error_under, round_matrix, values_of
+from ingot.quantizers.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)
@@ -226,3 +227,54 @@ def test_importance_gives_palettes_the_exact_values() -> None:
     out = np.empty_like(weights)
     own.decode(parts, out)
     assert np.array_equal(out, values_of(found))
+
+
+MXFP4, NVFP4 = {"table": "f4_e2m1fn"}, {"table": "f4_e2m1fn", "scales": "f8_e4m3fn", "second": "multiply"}
+
+
+@pytest.mark.parametrize("options", [MXFP4, NVFP4])
+def test_four_bit_floats_hold_what_was_chosen_and_each_quantizer_is_better(options: dict[str, object]) -> None:
+    weights, known = matrix(24, 64, 31), factors(24, 64, 32)
+    weights[3, :32] = 0  # a group of nothing
+    errors = []
+    for name in QUANTIZERS:
+        wanted = asked(name, "scaled_codebook", options)
+        made = rounded_as(wanted, weights, known)
+        assert isinstance(made[0], Rounded)
+        values = decoded(made[0], name, "scaled_codebook", options)
+        np.testing.assert_array_equal(values, values_of(made))
+        assert not values[3, :32].any() or name != "importance"
+        errors.append(error_under(weights, values, known))
+    assert errors[0] > errors[1] > errors[2]
+    plain = CODECS["scaled_codebook"].encoder(weights.shape, "f32", {"group": 32, "scales": "f8_e8m0fnu", **options})
+    if options is MXFP4:
+        searched = np.empty_like(weights)
+        plain.decode(plain.encode(weights), searched)
+        assert np.square(values_of(made) - weights).sum() < 3 * np.square(searched - weights).sum()
+        assert errors[2] < error_under(weights, searched, known)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**MXFP4, "scales": "f16"},
+        {**MXFP4, "group": 16},
+        {**NVFP4, "second": None},
+        {"table": "nf4"},
+        {**MXFP4, "bits": 4},
+    ],
+)
+def test_four_bit_floats_have_the_scales_that_others_read(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as refused:
+        asked("gptq", "scaled_codebook", options)
+    assert refused.value.rule == "quantizer.option"
+
+
+def test_four_bit_floats_need_whole_groups_and_one_matrix_for_one_number() -> None:
+    for options, shape, rule in (
+        (MXFP4, (4, 40), "scaled_codebook.group"),
+        (NVFP4, (2, 4, 32), "quantizer.matrix"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            asked("gptq", "scaled_codebook", options).require(shape, "w")
+        assert caught.value.rule == rule
