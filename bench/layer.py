@@ -78,6 +78,7 @@ def ours(quantizer: str, model: Path, folder: Path) -> Mapping[str, float]:
 
 
 def gptqmodel(model: Path, folder: Path) -> Mapping[str, float]:
+    os.chdir(folder)  # it writes a log where it stands
     from gptqmodel import GPTQModel, QuantizeConfig
 
     windows = np.load(folder / "tokens.npy")

@@ -1,5 +1,7 @@
 #include "core/trellis.h"
 
+#include <optional>
+
 #include "bind/arrays.h"
 #include "core/dispatch.h"
 
@@ -57,15 +59,27 @@ void search(int bits, std::size_t group, const In<float>& values, const In<float
   INGOT_KERNEL(trellis_search)(to, wanted.data(), open);
 }
 
+// Links of rows, or none.
+ingot::TrellisLinks links(const ingot::TrellisColumns& to, const std::optional<Matrix>& below,
+                          const std::optional<In<float>>& left, const std::optional<Matrix>& shift) {
+  if (!below || !left) return {nullptr, nullptr, nullptr};
+  require(below->shape(0) == to.rows && below->shape(1) == to.rows && left->size() == to.rows,
+          "expected links of the band's rows");
+  require(!shift || (shift->shape(0) == to.cols && shift->shape(1) == to.rows), "expected a shift of every target");
+  return {below->data(), left->data(), shift ? shift->data() : nullptr};
+}
+
 void feedback(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
               const OutWindows& windows, std::size_t first, std::size_t last, const Matrix& wanted, const OutMatrix& targets,
-              const Matrix& factor, const OutMatrix& errors) {
+              const Matrix& factor, const OutMatrix& errors, const std::optional<Matrix>& below,
+              const std::optional<In<float>>& left, const std::optional<Matrix>& shift) {
   const ingot::TrellisColumns to = columns(bits, group, values, weights, scales, windows);
   require(alike(wanted, windows) && alike(targets, windows) && alike(errors, windows), "expected matrices of one shape");
   require(factor.shape(0) == to.cols && factor.shape(1) == to.cols, "expected a square factor");
   require(first <= last && last <= to.cols, "expected columns that are there");
+  const ingot::TrellisLinks linked = links(to, below, left, shift);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(trellis_feedback)(to, first, last, wanted.data(), targets.data(), factor.data(), errors.data());
+  INGOT_KERNEL(trellis_feedback)(to, linked, first, last, wanted.data(), targets.data(), factor.data(), errors.data());
 }
 
 void descend(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
@@ -94,7 +108,9 @@ void bind_trellis(nb::module_& m) {
          "The windows of least error of every column; with open of streams that do not go round.");
   define(m, "trellis_feedback", &feedback, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"),
          array("scales"), array("windows"), nb::arg("first"), nb::arg("last"), array("wanted"), array("targets"),
-         array("factor"), array("errors"), "Search columns one after the other, each error added to the targets of the next.");
+         array("factor"), array("errors"), nb::arg("below").noconvert() = nb::none(),
+         nb::arg("left").noconvert() = nb::none(), nb::arg("shift").noconvert() = nb::none(),
+         "Search columns one after the other, each error added to the targets of the next.");
   define(m, "trellis_descend", &descend, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"), array("scales"),
          array("windows"), array("inputs"), array("outputs"), array("gradient"), array("change"), nb::arg("turn"),
          nb::arg("refit"), nb::arg("dtype"),

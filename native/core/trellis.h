@@ -28,6 +28,13 @@ struct TrellisColumns {
   std::uint16_t* windows;
 };
 
+// G of a band's rows with each other as (L + I) D (L + I)'.
+struct TrellisLinks {
+  const float* below;  // L, strictly lower: rows x rows; null where rows do not touch each other
+  const float* left;   // D
+  const float* shift;  // of targets, by what rows of other bands became: cols x rows; null where there are none
+};
+
 // A band on its way down the objective tr(G D A D'), D = rounded - wanted.
 struct TrellisDescent {
   const float* inputs;   // A: cols x cols

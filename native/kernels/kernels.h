@@ -107,8 +107,8 @@
   void trellis_decode(const TrellisBand& band, const float* values, const float* scales, std::size_t first,            \
                       std::size_t count, void* out, Dtype type);                                                      \
   void trellis_search(const TrellisColumns& to, const float* wanted, bool open);                                      \
-  void trellis_feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted,           \
-                        float* targets, const float* factor, float* errors);                                          \
+  void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,      \
+                        const float* wanted, float* targets, const float* factor, float* errors);                     \
   void trellis_descend(const TrellisColumns& to, const TrellisDescent& down);                                         \
   void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
   void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \

@@ -12,6 +12,7 @@
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
 #include "kernels/matrix.h"
+#include "kernels/trellis_linked.h"
 #include "kernels/trellis_search.h"
 
 namespace ingot::INGOT_ISA {
@@ -77,16 +78,56 @@ void search(const TrellisColumns& to, const float* wanted, bool open) {
   }
 }
 
+// A column whose rows touch each other: what it is to be and its scales over the largest of them.
 template <int kBits>
-void feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted, float* targets,
-              const float* factor, float* errors) {
+class LinkedColumn {
+ public:
+  LinkedColumn(const TrellisColumns& of, const TrellisLinks& links)
+      : of_(of), shift_(links.shift), there_(links.below != nullptr && of.rows * kBits > Search<kBits>::kTried),
+        find_(of.values, links, of.rows), targets_(of.rows), aims_(of.rows), scales_(of.rows) {}
+
+  bool there() const { return there_; }
+
+  // The windows, where what goes on from the last row to the first stays as it is.
+  void again(const float* wanted, std::size_t col, std::uint16_t* windows) {
+    const std::size_t rows = of_.rows;
+    const float* scales = of_.scales + col / of_.group * rows;
+    float most = 0;
+    for (std::size_t i = 0; i < rows; ++i) most = std::max(most, std::fabs(scales[i]));
+    if (!(most > 0)) return;
+    for (std::size_t i = 0; i < rows; ++i) {
+      scales_[i] = scales[i] / most;
+      targets_[i] = std::min(std::max(wanted[i] / most, -kFar), kFar);
+      const float shift = shift_ != nullptr ? shift_[col * rows + i] / most : 0.0f;
+      aims_[i] = targets_[i] + std::min(std::max(shift, -kFar), kFar);
+    }
+    const std::size_t between = windows[rows - 1] >> kBits;
+    std::copy_n(find_.find(targets_.data(), aims_.data(), scales_.data(), between), rows, windows);
+  }
+
+ private:
+  const TrellisColumns& of_;
+  const float* shift_;
+  bool there_;
+  Linked<kBits> find_;
+  std::vector<float> targets_, aims_, scales_;
+};
+
+template <int kBits>
+void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last, const float* wanted,
+              float* targets, const float* factor, float* errors) {
   Search<kBits> find(to.values);
+  LinkedColumn<kBits> linked(to, links);
   Column column(to);
   const std::size_t rows = to.rows;
+  std::vector<float> aims(rows);
   for (std::size_t col = first; col < last; ++col) {
-    column.set(targets + col * rows, col);
+    std::copy_n(targets + col * rows, rows, aims.data());
+    for (std::size_t i = 0; links.shift != nullptr && i < rows; ++i) aims[i] += links.shift[col * rows + i];
+    column.set(aims.data(), col);
     std::uint16_t* windows = to.windows + col * rows;
     find.whole(column.targets(), column.weights(), rows, windows);
+    if (linked.there()) linked.again(targets + col * rows, col, windows);
     const float* scales = to.scales + col / to.group * rows;
     float* __restrict error = errors + col * rows;
     for (std::size_t i = 0; i < rows; ++i) error[i] = wanted[col * rows + i] - scales[i] * to.values[windows[i]];
@@ -296,11 +337,11 @@ void trellis_search(const TrellisColumns& to, const float* wanted, bool open) {
 }
 
 // Columns first to last, whose targets take in the errors of all before; these of each other are added here.
-void trellis_feedback(const TrellisColumns& to, std::size_t first, std::size_t last, const float* wanted, float* targets,
-                      const float* factor, float* errors) {
-  if (to.bits == 2) return feedback<2>(to, first, last, wanted, targets, factor, errors);
-  if (to.bits == 3) return feedback<3>(to, first, last, wanted, targets, factor, errors);
-  feedback<4>(to, first, last, wanted, targets, factor, errors);
+void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,
+                      const float* wanted, float* targets, const float* factor, float* errors) {
+  if (to.bits == 2) return feedback<2>(to, links, first, last, wanted, targets, factor, errors);
+  if (to.bits == 3) return feedback<3>(to, links, first, last, wanted, targets, factor, errors);
+  feedback<4>(to, links, first, last, wanted, targets, factor, errors);
 }
 
 void trellis_descend(const TrellisColumns& to, const TrellisDescent& down) {

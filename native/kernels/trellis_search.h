@@ -97,7 +97,7 @@ class Search {
     std::copy_n(path_.data(), rows, windows);
   }
 
- private:
+ protected:
   // So many rows from `by` on and round.
   void turned(const float* targets, const float* weights, std::size_t rows, std::size_t by, std::size_t count) {
     targets_.resize(count);
@@ -110,15 +110,20 @@ class Search {
     }
   }
 
-  // `after`: the low bits of the window behind the last row.
   void run(int after) {
-    std::fill_n(cost_, kTrellisStates, after == kAny ? 0.0f : std::numeric_limits<float>::infinity());
-    if (after != kAny)
-      for (std::size_t k = 0; k < kSymbols; ++k) cost_[k * kPlane + static_cast<std::size_t>(after)] = 0;
+    start(after);
     for (std::size_t i = targets_.size(); i-- > 0;) step(targets_[i], weights_[i], back_.data() + i * kPlane);
   }
 
-  void step(float target, float weight, std::uint8_t* __restrict back) {
+  // `after`: the low bits of the window behind the last row.
+  void start(int after) {
+    std::fill_n(cost_, kTrellisStates, after == kAny ? 0.0f : std::numeric_limits<float>::infinity());
+    if (after != kAny)
+      for (std::size_t k = 0; k < kSymbols; ++k) cost_[k * kPlane + static_cast<std::size_t>(after)] = 0;
+  }
+
+  // The window behind of least cost, for each that it may go on to.
+  void choose(std::uint8_t* __restrict back) {
     for (std::size_t u = 0; u < kPlane; u += kCosts) {
       Costs best = load_costs(cost_ + u);
       Ints from = {};
@@ -132,6 +137,10 @@ class Search {
       const Bytes narrow = __builtin_convertvector(from, Bytes);
       std::memcpy(back + u, &narrow, sizeof narrow);
     }
+  }
+
+  void step(float target, float weight, std::uint8_t* __restrict back) {
+    choose(back);
     for (std::size_t s = 0; s < kTrellisStates; s += kCosts) {
       const Costs away = target - load_costs(values_ + s);
       const Costs sum = repeated<kBits>(least_ + (s >> kBits)) + weight * (away * away);
@@ -140,11 +149,13 @@ class Search {
   }
 
   // `low`: the low bits of the first window.
-  void trace(int low) {
+  void trace(int low) { trace(low, targets_.size()); }
+
+  void trace(int low, std::size_t rows) {
     std::size_t window = low == kAny ? 0 : static_cast<std::size_t>(low);
     for (std::size_t s = window; s < kTrellisStates; s += low == kAny ? 1 : kPlane)
       if (cost_[s] < cost_[window]) window = s;
-    for (std::size_t i = 0; i < targets_.size(); ++i) {
+    for (std::size_t i = 0; i < rows; ++i) {
       path_[i] = static_cast<std::uint16_t>(window);
       const std::size_t shared = window >> kBits;
       window = back_[i * kPlane + shared] * kPlane + shared;

@@ -348,6 +348,9 @@ def trellis_feedback(
     targets: Array,
     factor: Array,
     errors: Array,
+    below: Array | None = ...,
+    left: Array | None = ...,
+    shift: Array | None = ...,
 ) -> None: ...
 def trellis_descend(
     bits: int,

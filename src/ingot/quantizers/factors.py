@@ -85,19 +85,40 @@ def feedback_factor(inputs: Array) -> Feedback:
     rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded. They
     come from Cholesky's factor of A with both axes turned round, in f64.
     """
-    extra, mean = 0.0, float(inputs.diagonal().mean())
-    for _ in range(_TRIES):
-        turned = np.ascontiguousarray(inputs[::-1, ::-1], np.float64)
-        turned[np.diag_indices_from(turned)] += extra
-        if native.kernels.matrix_cholesky(turned):
-            break
-        extra = max(extra * 10, mean * DAMPING)
-    else:
-        raise ResourceError("expected a positive definite second moment of the inputs", rule="quantizer.singular")
-    upper = turned[::-1, ::-1]
+    lower, more = _lower(inputs[::-1, ::-1])
+    upper = lower[::-1, ::-1]
     own = upper.diagonal().copy()
     strict = np.ascontiguousarray(np.triu(upper / own, 1), np.float32)
-    return Feedback(strict, np.square(own).astype(np.float32), extra / mean if extra else 0.0)
+    return Feedback(strict, np.square(own).astype(np.float32), more)
+
+
+class Links(NamedTuple):
+    """``G = (L + I) D (L + I)^T``: strictly lower L, f32 [rows, rows], and the diagonal D, f32 [rows]."""
+
+    below: Array
+    left: Array
+
+
+def links_of(outputs: Array) -> Links:
+    """Return the triangular factor of G; raises ``ResourceError`` ``quantizer.singular``.
+
+    Row k says how an error of row k moves the targets of the rows before it.
+    """
+    lower, _ = _lower(outputs)
+    own = lower.diagonal().copy()
+    return Links(np.ascontiguousarray(np.tril(lower / own, -1), np.float32), np.square(own).astype(np.float32))
+
+
+def _lower(moment: Array) -> tuple[Array, float]:
+    """Return Cholesky's factor in f64, and what was added to the diagonal for it as a share of its mean."""
+    extra, mean = 0.0, float(moment.diagonal().mean())
+    for _ in range(_TRIES):
+        lower = np.ascontiguousarray(moment, np.float64)
+        lower[np.diag_indices_from(lower)] += extra
+        if native.kernels.matrix_cholesky(lower):
+            return lower, extra / mean if extra else 0.0
+        extra = max(extra * 10, mean * DAMPING)
+    raise ResourceError("expected a positive definite second moment", rule="quantizer.singular")
 
 
 def _damped(moment: Array, damping: float) -> tuple[Array, float]:

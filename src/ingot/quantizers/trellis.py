@@ -1,9 +1,9 @@
 """Rounding of a whole matrix to a trellis (``spec/trellis.md``): streams run down the columns of bands of rows.
 
-A column's rows do not touch each other in feedback, so that Viterbi's search is exact there: columns are searched one
-after the other, the errors of each moving the targets of the next. Under both factors some rows of a column at a time
-are searched as if G were diagonal, what is found is kept where the error falls under all of G, and then symbols are
-moved one by one.
+Columns are searched one after the other, the errors of each moving the targets of the next. Where G is not asked for, a
+column's rows do not touch each other and Viterbi's search is exact; under both factors each path that it keeps has
+targets of its own. Then some rows of a column at a time are searched as if G were diagonal, what is found is kept where
+the error falls under all of G, and symbols are moved one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingot.core.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout
 from ingot.model.tensor import Array
-from ingot.quantizers.factors import Factors, Feedback, feedback_factor
+from ingot.quantizers.factors import Factors, Feedback, Links, feedback_factor, links_of
 from ingot.quantizers.grid import Rounded, TrellisGrid
 from ingot.quantizers.rounding import GPTQ, TWO_SIDED, multiplied
 
@@ -74,6 +74,7 @@ class Streams:
 
 Made = Rounded | Streams
 """A matrix as some grid has it."""
+_Linked = tuple[Array, Array, Array]  # L and D of a band's rows, and the shifts of its targets
 
 
 def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer: str = TWO_SIDED) -> Streams:
@@ -98,19 +99,23 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
     bands = list(bands_of(rows, rows, band_for(rows)))
     wanted = [np.ascontiguousarray(weights[first:last].T) for first, last in bands]
     weigh = [_row_weights(factors, first, last) for first, last in bands]
+    outputs = factors.outputs if quantizer == TWO_SIDED else None
     found = Streams(
         grid,
         [np.zeros(band.shape, np.uint16) for band in wanted],
         [np.zeros((cols // grid.group, band.shape[1]), np.float32) for band in wanted],
     )
     feedback = feedback_factor(factors.inputs) if quantizer in (GPTQ, TWO_SIDED) else None
-    for number, band in enumerate(wanted):
-        work = _Band(grid, band, weigh[number], found.windows[number], found.scales[number])
+    rest = None if outputs is None else _Rest(links_of(outputs), wanted, bands)
+    for number in reversed(range(len(bands))):
+        work = _Band(grid, wanted[number], weigh[number], found.windows[number], found.scales[number])
         if feedback is None:
             work.nearest(factors.weights)
-        else:
-            found.more_damping = feedback.more
-            work.feed_back(feedback)
+            continue
+        found.more_damping = feedback.more
+        targets = work.feed_back(feedback, None if rest is None else rest.links(number))
+        if rest is not None:
+            rest.done(number, found.of_band(number) - targets)
     if quantizer == TWO_SIDED:
         _descend(found, wanted, weigh, bands, factors)
     return found
@@ -120,6 +125,27 @@ def _row_weights(factors: Factors, first: int, last: int) -> Array:
     if factors.outputs is None:
         return np.ones(last - first, np.float32)
     return np.ascontiguousarray(factors.outputs.diagonal()[first:last])
+
+
+class _Rest:
+    """Which errors of bands that are done move the targets of those before them, and how rows of a band touch."""
+
+    def __init__(self, links: Links, wanted: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
+        self._all, self._bands = links, bands
+        self._shifts = [np.zeros_like(band) for band in wanted]
+
+    def links(self, number: int) -> _Linked:
+        """Return what a search of a band takes."""
+        rows = slice(*self._bands[number])
+        below = np.ascontiguousarray(self._all.below[rows, rows])
+        return below, np.ascontiguousarray(self._all.left[rows]), self._shifts[number]
+
+    def done(self, number: int, errors: Array) -> None:
+        """Let errors (f32 [cols, rows of the band]) move what comes before."""
+        first, last = self._bands[number]
+        for other, (start, stop) in enumerate(self._bands[:number]):
+            link = np.ascontiguousarray(self._all.below[first:last, start:stop])
+            self._shifts[other] -= multiplied(errors, link)
 
 
 @dataclass(slots=True)
@@ -138,23 +164,34 @@ class _Band:
             self.choose(self.wanted, columns, group)
         self.search(self.wanted, self.windows, self.scales)
 
-    def feed_back(self, feedback: Feedback) -> None:
-        """Round group by group; what is left of each column's error moves the targets of those after it."""
+    def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
+        """Round group by group; what is left of each column's error moves the targets of those after it.
+
+        With links of the rows a column is searched under all of G. Returns the targets, f32 [cols, rows].
+        """
         grid, cols, factor, left = self.grid, len(self.wanted), feedback.upper, feedback.left
         targets, errors = self.wanted.copy(), np.zeros_like(self.wanted)
         turned = np.ascontiguousarray(factor.T)
         for first in range(0, cols, grid.group):
             last = first + grid.group
-            self.choose(targets, left, first // grid.group)
+            self.choose(targets if links is None else targets + links[2], left, first // grid.group)
             for start in range(first, last, _STEP):
                 go_on()
                 stop = min(start + _STEP, last)
                 native.kernels.trellis_feedback(
-                    *self._to(self.windows, self.scales), start, stop, self.wanted, targets, factor, errors
+                    *self._to(self.windows, self.scales),
+                    start,
+                    stop,
+                    self.wanted,
+                    targets,
+                    factor,
+                    errors,
+                    *(links or ()),
                 )
                 if stop < cols:
                     rows = targets.shape[1]
                     native.kernels.matrix_multiply_add(turned[stop:], errors, targets[stop:], start, stop, 0, rows)
+        return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
         """Set the scales of a group to those of least squares, columns weighed, for an open search.

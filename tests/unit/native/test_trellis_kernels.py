@@ -125,6 +125,41 @@ def test_searches_find_the_same_everywhere(bits: int) -> None:
     assert found == first_found().setdefault(str(bits), found), isa.isa()
 
 
+@pytest.mark.parametrize(("bits", "rows"), [(2, 37), (3, 50), (4, 60)])
+def test_linked_rows_are_searched_by_all_of_their_error(bits: int, rows: int) -> None:
+    rng, cols = np.random.default_rng(bits), 6
+    wanted, shift = rng.normal(size=(2, cols, rows)).astype(np.float32)
+    weights, scales = np.ones(rows, np.float32), rng.uniform(0.5, 1.5, (1, rows)).astype(np.float32)
+    mixed = rng.normal(size=(rows, 2 * rows))
+    outputs = mixed @ mixed.T / rows + 0.1 * np.eye(rows)
+    lower = np.linalg.cholesky(outputs)
+    own = lower.diagonal()
+    below = np.ascontiguousarray(np.tril(lower / own, -1), np.float32)
+    links = (below, np.square(own).astype(np.float32))
+
+    def found(*more: Any) -> tuple[Any, Any]:
+        windows, targets = np.zeros(wanted.shape, np.uint16), wanted.copy()
+        kernels.trellis_feedback(
+            bits, cols, values_of(bits), weights, scales, windows, 0, cols, wanted, targets,
+            np.zeros((cols, cols), np.float32), np.zeros_like(wanted), *more,
+        )  # fmt: skip
+        return windows, scales * values_of(bits)[windows] - wanted
+
+    def error(errors: Any) -> float:
+        return float(np.vdot(errors, errors.astype(np.float64) @ outputs))
+
+    (_, apart), (windows, linked) = found(), found(*links)
+    assert error(linked) < 0.97 * error(apart)
+    packed = pack_band(windows, TrellisLayout(bits, cols, 4096, "f32"))
+    assert (reference.windows(packed, bits, rows, cols) == windows.T).all()
+    # A shift is what rows of other bands add to (L + I)' e.
+    _, moved = found(*links, shift)
+    added = [float((links[1] * np.square((each @ (below + np.eye(rows))) - shift)).sum()) for each in (moved, linked)]
+    assert added[0] < 0.9 * added[1]
+    seen = windows.tobytes()
+    assert seen == first_found().setdefault(f"linked {bits}", seen), isa.isa()
+
+
 def under(change: Any, inputs: Any, outputs: Any) -> float:
     return float(np.vdot(change, inputs @ change.astype(np.float64) @ outputs))
 
@@ -176,6 +211,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         kernels.trellis_feedback(*to, 3, 5, wanted, wanted.copy(), square, wanted.copy())
     with pytest.raises(ValueError, match="factors"):
         kernels.trellis_descend(*to, square, square, wanted.copy(), wanted.copy(), 0, True, "f16")
+    given = (*to, 0, 4, wanted, wanted.copy(), square, wanted.copy())
+    with pytest.raises(ValueError, match="links"):
+        kernels.trellis_feedback(*given, square, weights)
+    with pytest.raises(ValueError, match="shift"):
+        kernels.trellis_feedback(*given, np.eye(6, dtype=np.float32), weights, wanted[:3])
     high = (*to[:-1], np.full((4, 6), 1 << 12, np.uint16), square, np.eye(6, dtype=np.float32))
     with pytest.raises(ValueError, match="windows"):
         kernels.trellis_descend(*high, wanted.copy(), wanted.copy(), 0, True, "f16")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +60,22 @@ def test_each_quantizer_is_better_than_the_one_before_and_than_a_table(bits: int
     assert errors[0] > errors[1] > errors[2]
     for name, error in zip(QUANTIZERS, errors, strict=True):
         assert error < error_under(weights, round_matrix(weights, table, known, name).values(), known)
+
+
+def test_feedback_between_rows_goes_on_from_band_to_band() -> None:
+    """A matrix of two bands, each of which depends on the other, as of one."""
+    rows, cols = 272, 24
+    weights, known = matrix(rows, cols, 11), factors(rows, cols, 12)
+    mixed = np.random.default_rng(13).normal(size=(rows, rows // 4)).astype(np.float32)
+    outputs = mixed @ mixed.T / np.float32(rows // 4) + 0.05 * np.eye(rows, dtype=np.float32)
+    known = replace(known, outputs=outputs)
+    apart = outputs.copy()
+    apart[:144, 144:] = apart[144:, :144] = 0
+    errors = [
+        error_under(weights, round_streams(weights, TrellisGrid(3, 24), replace(known, outputs=each)).values(), known)
+        for each in (outputs, apart)
+    ]
+    assert errors[0] < 0.9 * errors[1]
 
 
 def test_bands_and_stacked_matrices_become_parts_that_decode_to_what_was_chosen() -> None:
