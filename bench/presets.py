@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from standing import Bench, Made
+from rows import Bench, Matrices
 
 import ingot
 
@@ -29,15 +29,15 @@ PRESETS = (
 )  # fmt: skip
 
 
-def made(bench: Bench, preset: str, statistics: Path, folder: Path) -> tuple[Made, int]:
-    """Convert and decode; return bytes and values, and how many weights these bytes hold."""
+def made(bench: Bench, preset: str, statistics: Path, folder: Path) -> tuple[int, int, Matrices]:
+    """Convert and decode; return the bytes of what is packed, how many weights these hold, and all values."""
     more = {"calibration": statistics} if preset.endswith("-calibrated") else {}
     ingot.convert(bench.path, folder / "preset.zt", preset, overwrite=True, **more)
     with ingot.open(folder / "preset.zt") as found:
         packed = [found[name] for name in bench.all if found[name].codec != "dense"]
         nbytes = sum(part.nbytes for tensor in packed for part in tensor.parts.values())
         values = {name: found[name].numpy("f32") for name in bench.all}
-        return (nbytes, values), sum(tensor.size for tensor in packed)
+        return nbytes, sum(tensor.size for tensor in packed), values
 
 
 def main() -> None:
@@ -56,9 +56,8 @@ def main() -> None:
         if given.statistics is None:
             ingot.calibrate(given.model, statistics)
         for preset in given.presets:
-            values, weights = made(bench, preset, statistics, Path(name))
-            row = bench.row(preset, "Ingot", values)
-            row["bits"] = 8 * values[0] / weights
+            nbytes, weights, values = made(bench, preset, statistics, Path(name))
+            row = {**bench.of_matrices(nbytes, values), "bits": 8 * nbytes / weights}
             prose, code = row["prose"], row["code"]
             print(f"{preset:22} {row['bits']:7.3f} {prose['perplexity']:8.3f} {code['perplexity']:8.2f} "
                   f"{prose['kl']:9.5f} {code['kl']:9.5f}", flush=True)  # fmt: skip
