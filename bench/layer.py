@@ -95,6 +95,7 @@ def spent(work: Callable[[], Any]) -> float:
 
 
 def child(kind: str, model: Path, folder: Path) -> None:
+    os.chdir(folder)  # GPTQModel leaves logs where it runs
     found = gptqmodel(model, folder) if kind == "gptqmodel" else ours(kind, model, folder)
     (folder / "spent.json").write_text(json.dumps(found), "utf-8")
 
@@ -102,7 +103,10 @@ def child(kind: str, model: Path, folder: Path) -> None:
 def run(python: str, kind: str, model: Path, folder: Path) -> dict[str, Any]:
     from peak import watch
 
-    done = watch([python, "-P", __file__, "--child", kind, str(model), str(folder)], 0.02)
+    done = watch(
+        [str(Path(python).absolute()), "-P", str(Path(__file__).absolute()), "--child", kind, str(model), str(folder)],
+        0.02,
+    )
     if done.code:
         raise SystemExit(f"{kind}: {done.stderr[-3000:]}")
     found = json.loads((folder / "spent.json").read_text("utf-8"))
@@ -139,7 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         layer = make_model(given.tokenizer, folder / "model", given.width, given.between, given.length)
         np.save(folder / "tokens.npy", tokens_of(given))
-        asked = {"text": str(given.text), "samples": given.samples, "length": given.length, "max_ram": given.max_ram}
+        asked = {
+            "text": str(given.text.absolute()),
+            "samples": given.samples,
+            "length": given.length,
+            "max_ram": given.max_ram,
+        }
         (folder / "asked.json").write_text(json.dumps(asked), "utf-8")
         print(f"a layer in f32: {layer / 2**20:.0f} MiB; {given.samples} x {given.length} tokens", flush=True)
         kinds = ["gptq", *(["two-sided"] if given.fisher else [])]

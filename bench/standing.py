@@ -89,8 +89,9 @@ def by_llama(bench: Bench, llama: Any, kind: str, importance: Mapping[str, np.nd
 def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Figures:
     """By another package in a Python of its own."""
     out = folder / "peer.safetensors"
-    asked = [python, "-P", str(PEERS), kind, str(bench.path), str(folder), str(out)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    asked = [Path(python).absolute(), "-P", PEERS.absolute(), kind, bench.path.absolute(), folder, out]
+    # GPTQModel leaves logs where it runs.
+    done = subprocess.run([str(part) for part in asked], capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         raise SystemExit(f"{kind}: {done.stderr[-2000:]}")
     return bench.of_matrices(int(done.stdout.splitlines()[-1]), load_file(out))
