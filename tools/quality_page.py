@@ -45,13 +45,13 @@ text { font: 12px system-ui, sans-serif; fill: #6b7280; }
 Row = Mapping[str, Any]
 
 MODELS = (
-    ("base", "The base model", " 36 of its 42 matrices have columns that 256 does not divide."),
+    ("base", "The base model", "36 of its 42 matrices have columns that 256 does not divide."),
     (
         "wide",
         "The wider model",
-        """ Its columns are
-multiples of 256: K- and I-quants are themselves here. It was trained for an hour (`make wide`) on documentation and
-source, so that prose is strange to it, and what its layers add is small: so are all KLs. Compare rows, not models.""",
+        """Its columns are multiples of 256: K- and I-quants are themselves here. It was trained for an hour
+(`make wide`) on documentation and source, so that prose is strange to it, and what its layers add is small: so are all
+KLs. Compare rows, not models. Not all rows of the first table were made again.""",
     ),
 )
 
@@ -203,7 +203,8 @@ def section(key: str, title: str, about: str, figures: Mapping[str, Any]) -> Ite
     yield f"## {title}"
     yield ""
     yield f"{figures['weights']:,} weights, {figures['rounded']:,} of them in the matrices that are rounded. As it is,"
-    yield f"its perplexity is {prose:.3f} on prose and {code:.2f} on code.{about}"
+    yield f"its perplexity is {prose:.3f} on prose and {code:.2f} on code."
+    yield about
     yield ""
     yield f"![KL on prose against bits per weight]({plot.name})"
     yield ""
