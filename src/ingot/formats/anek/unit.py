@@ -42,6 +42,11 @@ class KernelUnit:
 
     def dense(self) -> Array:
         """Return the weights as float16 of the header's shape, scale included, each rounded once from float32."""
+        with np.errstate(over="ignore", invalid="ignore"):  # arm64 tells of signalling NaNs
+            return self._values().astype(np.float16).reshape(self.header.shape)
+
+    def _values(self) -> Array:
+        """Return the weights in f32 [channels, values of one]."""
         weight, channels = self.weight, self.header.channels
         if weight.unity:
             values = np.eye(channels, dtype=np.float32)
@@ -60,8 +65,7 @@ class KernelUnit:
         if weight.scale is not None:
             scale = weight.scale.astype(np.float32).reshape(channels, -1)
             values = values * (np.repeat(scale, weight.block, axis=1)[:, : values.shape[1]] if weight.block else scale)
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).reshape(self.header.shape)
+        return values
 
 
 def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUnit:
