@@ -133,11 +133,18 @@ def known(text: str, rule: str, where: str) -> str | None:
     algorithm, colon, value = text.partition(":")
     if not colon or not algorithm or not value:
         raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=where)
-    if algorithm not in _SYNTAX or (algorithm == "xxh3" and len(value) != 16):  # of that, 64 bits only
+    if kind(text) is None:
         return None
     if not _SYNTAX[algorithm].match(text):
         raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=where)
     return algorithm
+
+
+def kind(text: str) -> str | None:
+    """Return the algorithm of a digest that is well-formed, None if it is one that Ingot does not know."""
+    algorithm, _, value = text.partition(":")
+    # Of XXH3 64 bits only.
+    return None if algorithm not in _SYNTAX or (algorithm == "xxh3" and len(value) != 16) else algorithm
 
 
 def proves(text: str, data: Buffer) -> bool:

@@ -114,8 +114,8 @@ def read_chunks(
 
 def whole_as_chunk(digest: str, length: int) -> ChunkDigests | None:
     """Return a small part's digest as that of its only chunk; None where it is empty, large or of an unknown kind."""
-    algorithm = digest.partition(":")[0]
-    if not 0 < length <= LARGE or algorithm not in checksums.WIDTHS:
+    algorithm = checksums.kind(digest)
+    if not 0 < length <= LARGE or algorithm is None:
         return None
     return ChunkDigests(algorithm, length, checksums.raw(digest), length)
 
