@@ -85,14 +85,18 @@ Frame Cursor::map() {
   return {};
 }
 
-bool Cursor::key(Frame& frame, std::string_view& key) {
-  const char next = peek();
-  if (next == '}') {
+bool Cursor::more(Frame& frame, char end) {
+  if (peek() == end) {
     ++at_;
     return false;
   }
   if (!frame.first) take(',');
   frame.first = false;
+  return true;
+}
+
+bool Cursor::key(Frame& frame, std::string_view& key) {
+  if (!more(frame, '}')) return false;
   key = text();
   take(':');
   return true;
@@ -104,13 +108,7 @@ Frame Cursor::array() {
 }
 
 bool Cursor::element(Frame& frame) {
-  const char next = peek();
-  if (next == ']') {
-    ++at_;
-    return false;
-  }
-  if (!frame.first) take(',');
-  frame.first = false;
+  if (!more(frame, ']')) return false;
   if (peek() == ']') throw Doubt{};  // a comma at the end
   return true;
 }

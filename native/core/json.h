@@ -34,6 +34,7 @@ class Cursor {
  private:
   char peek();
   void take(char wanted);
+  bool more(Frame& frame, char end);  // past the comma; false past the end
   void string();
 
   std::string_view data_;
