@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.errors import FormatError
+from ingot.errors import FormatError, IntegrityError
 
 MAX_RANK = 64
 
@@ -23,3 +23,11 @@ def element_count(shape: Sequence[int], rule: str, where: str) -> int:
         if nonzero > 2**63 - 1:
             raise FormatError(rule, f"the product of shape {list(shape)} passes 2**63", where=where)
     return count
+
+
+def require_inside(offset: int, length: int, size: int, where: str) -> None:
+    """Refuse a range that does not lie in a source of ``size`` bytes: ``IntegrityError``, rule ``store.short-read``."""
+    if offset < 0 or length < 0 or offset + length > size:
+        raise IntegrityError(
+            "store.short-read", f"expected {length} bytes at {offset}, found {size} in all", where=where
+        )

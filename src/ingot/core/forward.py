@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.errors import IntegrityError
+from ingot.core.checked import require_inside
 
 _PIECE = 1 << 20
 
@@ -46,12 +46,7 @@ class Forward(ABC):
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out``; errors as the reader's, ``IntegrityError`` ``store.short-read`` past the end."""
-        if offset < 0 or offset + out.nbytes > self.size:
-            raise IntegrityError(
-                "store.short-read",
-                f"expected {out.nbytes} bytes at {offset}, found {self.size} in all",
-                where=self.name,
-            )
+        require_inside(offset, out.nbytes, self.size, self.name)
         with self._lock:
             if offset < self._position:
                 self._reader, self._position = self.start(), 0

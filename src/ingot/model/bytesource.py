@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
-from ingot.errors import IntegrityError
+from ingot.core.checked import require_inside
 
 Buffer = bytes | bytearray | memoryview
 
@@ -175,10 +175,7 @@ class MemorySource:
         self.size = self._data.nbytes
 
     def view(self, offset: int, length: int) -> memoryview:
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found {self.size} in all", where=self.name
-            )
+        require_inside(offset, length, self.size, self.name)
         return self._data[offset : offset + length]
 
     def readinto(self, offset: int, out: memoryview) -> None:

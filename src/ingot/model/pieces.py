@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from ingot.core.checked import require_inside
 from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.errors import IntegrityError, UnsupportedError
+from ingot.errors import UnsupportedError
 from ingot.model.part import Part, PartReader, StoredReader, memory_part
 from ingot.model.slices import Readable, Reader, Skipping, pass_over
 from ingot.model.tensor import Array, Tensor
@@ -223,12 +224,7 @@ class Pieces:
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        if offset < 0 or offset + out.nbytes > self.size:
-            raise IntegrityError(
-                "store.short-read",
-                f"expected {out.nbytes} bytes at {offset}, found {self.size} in all",
-                where=self.name,
-            )
+        require_inside(offset, out.nbytes, self.size, self.name)
         target, done = out.cast("B") if out.nbytes else out, 0
         index = int(np.searchsorted(self._ends, offset, "right"))
         while done < out.nbytes:

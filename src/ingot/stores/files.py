@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from ingot.core import system
+from ingot.core.checked import require_inside
 from ingot.core.mapping import map_file
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
@@ -219,10 +220,7 @@ class PreadSource:
     def _ready(self, offset: int, length: int) -> Handle:
         """Refuse a range outside the file, and a file that has shrunk: its mapped pages would fault."""
         handle = self._handle()
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found a file of {self.size}", where=self.name
-            )
+        require_inside(offset, length, self.size, self.name)
         now = os.fstat(handle.descriptor).st_size
         if now < self.size:
             raise IntegrityError(

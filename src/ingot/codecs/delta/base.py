@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from ingot.codecs.base import Codec, RowReader, forget, held
+from ingot.codecs.base import Codec, Encoder, RowReader, forget, held
 from ingot.codecs.base import scratch as scratch_of
 from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
@@ -20,8 +20,39 @@ from ingot.core.buffers import scratch
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import as_bits, cast_into, float_name
 from ingot.core.registry import Instances
+from ingot.errors import UnsupportedError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
+
+
+class NeedsBase:
+    """The values of a codec that means nothing without the base it was made against: there are none."""
+
+    id: ClassVar[str]
+    lossless: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+    holds: ClassVar[str]
+    rule: ClassVar[str]
+
+    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
+        """Refuse: ``rule``."""
+        raise self._refused(tensor.name)
+
+    def reader(self, tensor: Tensor) -> RowReader:
+        """Refuse: ``rule``."""
+        raise self._refused(tensor.name)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
+        """Refuse: ``rule``."""
+        raise self._refused(None)
+
+    def _refused(self, where: str | None) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.id} holds {self.holds}: `ingot diff` makes it, `ingot patch` applies it",
+            rule=self.rule,
+            where=where,
+        )
 
 
 class DeltaEncoder(Protocol):

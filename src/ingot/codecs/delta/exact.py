@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, RowReader
 from ingot.codecs.cast import flat
+from ingot.codecs.delta.base import NeedsBase
 from ingot.codecs.delta.exact_chunks import (
     CHUNK,
     STEP,
@@ -25,7 +25,7 @@ from ingot.codecs.delta.exact_chunks import (
 )
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import from_file
-from ingot.errors import CodecError, IngotError, UnsupportedError
+from ingot.errors import CodecError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -184,37 +184,16 @@ class ExactDelta:
         return ExactApplier(tensor, params)
 
 
-class ExactCodec:
+class ExactCodec(NeedsBase):
     """Differences between two versions of a tensor, bit for bit: stored, checked and moved here, never values alone."""
 
     id: ClassVar[str] = ID
-    lossless: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
-    streams: ClassVar[bool] = True
+    rule: ClassVar[str] = "delta_exact.base"
+    holds: ClassVar[str] = "differences, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
-
-    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Refuse: rule ``delta_exact.base``."""
-        raise _needs_base(tensor.name)
-
-    def reader(self, tensor: Tensor) -> RowReader:
-        """Refuse: rule ``delta_exact.base``."""
-        raise _needs_base(tensor.name)
-
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
-        """Refuse: rule ``delta_exact.base``."""
-        raise _needs_base(None)
-
-
-def _needs_base(where: str | None) -> IngotError:
-    return UnsupportedError(
-        "delta_exact holds differences, which need their base: `ingot diff` makes them, `ingot patch` applies them",
-        rule="delta_exact.base",
-        where=where,
-    )
 
 
 def _checked(tensor: Tensor) -> ExactParams:

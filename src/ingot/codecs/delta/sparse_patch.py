@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, RowReader
 from ingot.codecs.cast import flat
+from ingot.codecs.delta.base import NeedsBase
 from ingot.codecs.delta.flat import PIECE, require_count
 from ingot.codecs.delta.readers import Values
 from ingot.core import native
@@ -196,29 +196,16 @@ class SparsePatchDelta:
         return PatchApplier(tensor, tensor.dtype)
 
 
-class SparsePatchCodec:
+class SparsePatchCodec(NeedsBase):
     """Changed elements as a codec: checked and moved here, never values alone, for they need their base."""
 
     id: ClassVar[str] = ID
-    lossless: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
-    streams: ClassVar[bool] = True
+    rule: ClassVar[str] = "sparse_patch.base"
+    holds: ClassVar[str] = "what changed in a tensor, which means nothing without its base"
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
         check(tensor)
-
-    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Refuse: rule ``sparse_patch.base``."""
-        raise _needs_base(tensor.name)
-
-    def reader(self, tensor: Tensor) -> RowReader:
-        """Refuse: rule ``sparse_patch.base``."""
-        raise _needs_base(tensor.name)
-
-    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
-        """Refuse: rule ``sparse_patch.base``."""
-        raise _needs_base(None)
 
 
 def check(tensor: Tensor) -> None:
@@ -261,13 +248,4 @@ def check(tensor: Tensor) -> None:
 def _wrong_type(tensor: Tensor, role: str, expected: str, found: str) -> CodecError:
     return CodecError(
         "sparse_patch.dtype", f"expected {expected[:80]}, found {found[:80]}", where=f"{tensor.name}.{role}"
-    )
-
-
-def _needs_base(where: str | None) -> UnsupportedError:
-    return UnsupportedError(
-        "sparse_patch holds what changed in a tensor, which needs its base: `ingot diff` makes it, `ingot patch` "
-        "applies it",
-        rule="sparse_patch.base",
-        where=where,
     )

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from ingot.core.checked import require_inside
 from ingot.core.checksums import Blake3
 from ingot.core.parallel import go_on
 from ingot.errors import FormatError, IntegrityError, UsageError
@@ -125,13 +126,13 @@ class _FileSource:
             self._starts.append(self._starts[-1] + piece.size)
 
     def view(self, offset: int, length: int) -> memoryview:
-        self._require_inside(offset, length)
+        require_inside(offset, length, self.size, self.name)
         out = memoryview(bytearray(length))
         self.readinto(offset, out)
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        self._require_inside(offset, out.nbytes)
+        require_inside(offset, out.nbytes, self.size, self.name)
         out = out.cast("B") if out.nbytes else out
         index = bisect_right(self._starts, offset) - 1
         while out.nbytes:
@@ -142,12 +143,6 @@ class _FileSource:
             elif count:
                 out[:count] = piece.data[within : within + count] if piece.data else bytes(count)
             out, offset, index = out[count:], offset + count, index + 1
-
-    def _require_inside(self, offset: int, length: int) -> None:
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found {self.size} in all", where=self.name
-            )
 
     def changed(self) -> bool:
         return False

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import IntegrityError, ResourceError, UsageError
+from ingot.core.checked import require_inside
+from ingot.errors import ResourceError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Stamp
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
@@ -74,7 +75,7 @@ class RemoteSource:
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
-        self._require(offset, length)
+        require_inside(offset, length, self.size, self.name)
         there = self._ahead.take(offset, length)
         if there is not None:
             return there
@@ -98,7 +99,7 @@ class RemoteSource:
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Return the bytes of each range; those close to each other by one request. Errors as ``readinto``."""
         for offset, length in ranges:
-            self._require(offset, length)
+            require_inside(offset, length, self.size, self.name)
         joined = [(start, self._buffer(length)) for start, length in coalesced(ranges, self.gap)]
         self._read(joined)
         return pieces_of(ranges, dict(joined))
@@ -128,11 +129,11 @@ class RemoteSource:
             proven = self._sealed(client)
             if proven is not None:
                 for start, out in tasks:
-                    self._require(start, out.nbytes)
+                    require_inside(start, out.nbytes, self.size, self.name)
                 proven.read(tasks)
                 return
         for start, out in tasks:
-            self._require(start, out.nbytes)
+            require_inside(start, out.nbytes, self.size, self.name)
             held = max(0, min(len(head) - start, out.nbytes))
             if held:
                 out[:held] = head[start : start + held]
@@ -164,12 +165,6 @@ class RemoteSource:
         client.fetch(self._key, start, out, self.stamp)
         if cache is not None:
             cache.put(name, out)
-
-    def _require(self, offset: int, length: int) -> None:
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise IntegrityError(
-                "store.short-read", f"expected {length} bytes at {offset}, found a file of {self.size}", where=self.name
-            )
 
     def _buffer(self, length: int) -> memoryview:
         try:
