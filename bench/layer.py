@@ -56,8 +56,12 @@ def make_model(tokenizer: Path, out: Path, width: int, between: int, length: int
 
 
 def ours(quantizer: str, model: Path, folder: Path) -> Mapping[str, float]:
-    """Calibrate and round; return processor seconds of each."""
+    """Calibrate and round; return processor seconds of each, behind imports: theirs are behind theirs."""
+    import transformers.models.llama.modeling_llama
+
     import ingot
+    import ingot.adapters.calibrate
+    import ingot.ops.convert.run
     from ingot.recipes.load import parse_recipe
 
     asked = json.loads((folder / "asked.json").read_text("utf-8"))

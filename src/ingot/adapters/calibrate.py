@@ -30,7 +30,7 @@ from ingot.engine.journal import Journal, fingerprint
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
-from ingot.model.statistics import COUNT, MODEL_KEY, VERSION, VERSION_KEY, Statistics
+from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, Statistics
 from ingot.model.tensor import Array
 from ingot.ops.destination import destination, stage
 from ingot.ops.identity import content_id
@@ -207,6 +207,7 @@ def _take(subject: _Subject, options: CalibrateOptions, work: Work, require_room
         "tokens": f"sha256:{_digest(tokens)}",
         "seed": str(options.seed),
         "fisher": str(options.fisher).lower(),
+        **{f"{name}:{SAME}": other for name, other in sorted(passes.same.items())},
     }
     counts = {key.rpartition(":")[0]: int(array[0]) for key, array in arrays.items() if key.endswith(f":{COUNT}")}
     unseen = tuple(sorted(name for name, seen in counts.items() if not seen))

@@ -131,9 +131,9 @@ class Layered:
     def listening_to(self, sites: Sequence[StandIn], *, fisher: bool) -> Iterator[dict[str, Sums]]:
         """Sum what linear layers outside the stack multiply."""
         wanted = [self._asked(_whole(site), site.tensor.matrix_shape[1]) for site in sites]
-        sums = {each.name: Sums(self.torch, each) for each in wanted}
+        sums = {each.name: Sums(self.torch, each, fisher=fisher) for each in wanted}
         known = addressed({id(site.parameter): [_whole(site)] for site in sites}, [self.skeleton.model])
-        with listening(known, sums, fisher=fisher) if sums else nullcontext():
+        with listening(known, sums, fisher=fisher, share=False) if sums else nullcontext():
             yield sums
 
     def _asked(self, piece: Piece, cols: int) -> Wanted:

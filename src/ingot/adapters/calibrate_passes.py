@@ -6,17 +6,18 @@ computed again from what went in (``spec/calibration.md``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ingot.adapters.calibrate_layers import Layered, addressed, grouped
+from ingot.adapters.bf16_products import bf16_product
+from ingot.adapters.calibrate_layers import Group, Layered, addressed, grouped
 from ingot.adapters.calibrate_work import Work, Writer
-from ingot.adapters.moments import Sums, heard, listening
+from ingot.adapters.moments import Apart, Sums, heard, listening
 from ingot.adapters.samples import finite
 from ingot.adapters.skeleton import Layer
 from ingot.core.progress import Progress
@@ -50,6 +51,10 @@ class Passes:
     room: Callable[[Layer], int]
     progress: Progress
     passes: int = field(default=0)
+    same: dict[str, str] = field(default_factory=dict)
+    """The matrix under which A stands, by those that multiply the same inputs."""
+    _share: bool = field(default=True)
+    _leaders: dict[str, str] = field(default_factory=dict)  # of the step that is taken
 
     @property
     def fisher(self) -> bool:
@@ -71,6 +76,7 @@ class Passes:
             noted = self.work.found(step)
             if noted is not None and noted.get("index"):
                 found |= self.work.arrays(_statistics(step), noted["index"])
+                self.same |= noted.get("same", {})
         return found
 
     def _steps(self) -> list[str]:
@@ -84,7 +90,11 @@ class Passes:
 
     def _step(self, name: str, weight: int, take: Callable[[], None]) -> None:
         if self.work.found(name) is None:
-            take()
+            try:
+                take()
+            except Apart:  # its files begin anew
+                self._share = False
+                take()
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
@@ -122,8 +132,8 @@ class Passes:
             known = addressed(pieces, [layer.module])
             written = self._statistics(f"forward {number}")
             for turn, group in enumerate(groups):
-                sums = {name: Sums(self.model.torch, each) for name, each in group.items()}
-                with listening(known, sums, fisher=False) if sums else nullcontext():
+                sums = self._sums(group)
+                with self._listening(known, sums):
                     for first, tokens in self._batches():
                         hidden = self._read(_inputs(number), first, len(tokens))
                         call = self.model.calls(tuple(tokens.shape))[number]
@@ -144,7 +154,7 @@ class Passes:
             stack.enter_context(torch.set_grad_enabled(self.fisher))
             sums = stack.enter_context(model.listening_to(model.behind, fisher=self.fisher))
             if head is not None and model.head is not None:
-                sums[head.name] = Sums(torch, head)
+                sums[head.name] = Sums(torch, head, fisher=self.fisher)
                 hook = _hook(sums[head.name], head.rows, fisher=self.fisher)
                 stack.callback(model.head.module.register_forward_hook(hook).remove)
             for first, tokens in self._batches():
@@ -160,12 +170,12 @@ class Passes:
         if model.head is None:
             return _of_encoder(torch, model, hidden, fisher=self.fisher)
         flat = hidden.flatten(0, 1)
-        step = max(1, LOGITS // max(1, model.head.tensor.shape[0]))
+        step = max(1, LOGITS // max(1, model.head.tensor.shape[0] if self.fisher else model.width))
         gradients = []
         for first in range(0, len(flat), step):
             # Each token by itself: what stands behind the layers looks at no other, and has no position to run out of.
             some = flat[first : first + step, None].requires_grad_(self.fisher)
-            logits = model.stack.leave(some, model.width).logits.flatten(0, 1)
+            logits = model.stack.leave(some, model.width, headless=not self.fisher).logits.flatten(0, 1)
             finite(torch, logits.detach())
             if self.fisher:
                 drawn = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
@@ -181,11 +191,11 @@ class Passes:
             self.passes = max(self.passes, len(groups))
             written = self._statistics(f"backward {number}")
             for turn, group in enumerate(groups):
-                sums = {name: Sums(self.model.torch, each) for name, each in group.items()}
+                sums = self._sums(group)
                 for first, tokens in self._batches():
                     hidden = self._read(_inputs(number), first, len(tokens)).requires_grad_()
                     call = self.model.calls(tuple(tokens.shape))[number]
-                    with listening(addressed(pieces, [layer.module]), sums, fisher=True):
+                    with self._listening(addressed(pieces, [layer.module]), sums):
                         made = self.model.stack.layer(number, hidden, call)
                     made.backward(self._read(_gradients(number + 1), first, len(tokens)))
                     if not turn:
@@ -206,18 +216,31 @@ class Passes:
             self._add(written, sums)
         self._finish("begin", written, [], [_gradients(0)])
 
+    def _sums(self, group: Group) -> dict[str, Sums]:
+        return {name: Sums(self.model.torch, each, fisher=self.fisher) for name, each in group.items()}
+
+    def _listening(self, pieces: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
+        """Add up what a layer's matrices multiply."""
+        if not sums:
+            return nullcontext()
+        product = None if self.fisher else bf16_product(self.model.torch)
+        return listening(pieces, sums, fisher=self.fisher, share=self._share, product=product)
+
     def _statistics(self, step: str) -> Writer:
         return self.work.writer(_statistics(step))
 
     def _add(self, written: Writer, sums: dict[str, Sums]) -> None:
         for name in [*sums]:
             each = sums.pop(name)
+            if each.same is not None:
+                self._leaders[name] = each.same
             if each.told:
                 for key, array in each.arrays(self.tokens.numel()).items():
                     written.add(array, f"{name}:{key}")
 
     def _finish(self, step: str, written: Writer, files: Sequence[Writer], drop: Sequence[str], **more: Any) -> None:
-        self.work.finish(step, [written, *files], drop, index=written.index, **more)
+        same, self._leaders = self._leaders, {}
+        self.work.finish(step, [written, *files], drop, index=written.index, same=same, **more)
 
 
 def _hook(sums: Sums, rows: int, *, fisher: bool) -> Any:

@@ -97,7 +97,7 @@ class Stack:
 
         Unless ``learns``, values beside the input that depend on the embeddings are refused.
         """
-        entries = self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, None).entries
+        entries = self._headless(embedded, None).entries
         calls = [call for _, call, _ in entries]
         if not learns and any(
             _learns(self._torch, value) for call in calls for value in (*call.args, *call.kwargs.values())
@@ -130,10 +130,33 @@ class Stack:
         out = self._layers[number](*given, **named)
         return out[0] if isinstance(out, tuple) else out
 
-    def leave(self, hidden: Any, width: int) -> Any:
-        """Return the model's output where the last layer puts out ``hidden``: [windows, length, width]."""
+    def leave(self, hidden: Any, width: int, *, headless: bool = False) -> Any:
+        """Return the model's output where the last layer puts out ``hidden``: [windows, length, width].
+
+        ``headless``: what would tell the tokens is called, and what it gets may stand in the place of its product.
+        """
         zeros = hidden.new_zeros(*hidden.shape[:-1], width)
-        return self._run(dict(zip(self.paths, self._layers, strict=True)), zeros, hidden).out
+        return (self._headless if headless else self._through)(zeros, hidden).out
+
+    def _through(self, embedded: Any, last: Any) -> _Run:
+        return self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, last)
+
+    def _headless(self, embedded: Any, last: Any) -> _Run:
+        """Run the model without its head, of which nothing is wanted: it may be as large as some layers."""
+        head = self._model.get_output_embeddings()
+        if head is None:
+            return self._through(embedded, last)
+        own = head.__dict__.get("forward")
+        head.forward = lambda inputs: inputs
+        try:
+            return self._through(embedded, last)
+        except IngotError:
+            raise
+        except Exception:  # a model that does more with logits than to scale them
+            _put_back(head, own)
+            return self._through(embedded, last)
+        finally:
+            _put_back(head, own)
 
     def _run(self, layers: Mapping[str, Any], embedded: Any, last: Any) -> _Run:
         """Run the model without its layers; where ``last`` is given the last one puts that out."""
@@ -165,6 +188,14 @@ class _Run:
     entries: list[tuple[str, Call, Any]] = field(default_factory=list)
     handed_on: bool = True
     out: Any = None
+
+
+def _put_back(module: Any, forward: Any) -> None:
+    """Give a module the forward that was set on it, or that of its class."""
+    if forward is not None:
+        module.forward = forward
+    elif "forward" in module.__dict__:
+        del module.forward
 
 
 def _learns(torch: Any, value: Any) -> bool:
