@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,11 @@ def make_model(tokenizer: Path, out: Path, width: int, between: int, length: int
 
 def ours(quantizer: str, model: Path, folder: Path) -> Mapping[str, float]:
     """Calibrate and round; return processor seconds of each, behind imports: theirs are behind theirs."""
-    import transformers.models.llama.modeling_llama
-
     import ingot
-    import ingot.adapters.calibrate
-    import ingot.ops.convert.run
     from ingot.recipes.load import parse_recipe
 
+    for name in ("transformers.models.llama.modeling_llama", "ingot.adapters.calibrate", "ingot.ops.convert.convert"):
+        import_module(name)
     asked = json.loads((folder / "asked.json").read_text("utf-8"))
     statistics = folder / f"{quantizer}.safetensors"
     recipe = parse_recipe(RULES.format(group=GROUP, quantizer=quantizer), where="bench/layer.py")

@@ -17,7 +17,7 @@ import numpy as np
 from ingot.adapters.bf16_products import bf16_product
 from ingot.adapters.calibrate_layers import Group, Layered, addressed, grouped
 from ingot.adapters.calibrate_work import Work, Writer
-from ingot.adapters.moments import Apart, Sums, heard, listening
+from ingot.adapters.moments import ApartError, Sums, heard, listening
 from ingot.adapters.samples import finite
 from ingot.adapters.skeleton import Layer
 from ingot.core.progress import Progress
@@ -92,7 +92,7 @@ class Passes:
         if self.work.found(name) is None:
             try:
                 take()
-            except Apart:  # its files begin anew
+            except ApartError:  # its files begin anew
                 self._share = False
                 take()
         self.progress.advance(weight * self.tokens.numel(), name)

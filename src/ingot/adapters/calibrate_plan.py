@@ -107,9 +107,10 @@ def estimated(model: Layered, means: Means) -> CalibratePlan:
     whole = sum(map(skeleton.nbytes, model.layers))
     used = sum(_active(model, each, products=True) for each in model.layers)
     head = 0 if model.head is None else model.head.tensor.size
-    ways = int(means.sampling) + (3 if fisher else 1)
-    squares = means.sums // 4
-    operations = 2 * means.tokens * (ways * (used + head) + squares)
+    samples = int(means.sampling)
+    products = (samples + (3 if fisher else 1)) * used + (samples + (3 if fisher else 0)) * head
+    halves = means.sums // 4  # of symmetric sums, half of which is computed
+    operations = means.tokens * (2 * products + halves)
     reads = (means.length - 1 if means.sampling else 0) + 1 + int(fisher)
     seconds = operations / _speed(model.torch) + (0 if means.kept else reads * whole * loading)
     count, hidden = len(model.layers), 4 * means.tokens * model.width

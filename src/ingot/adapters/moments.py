@@ -72,7 +72,7 @@ class Moment:
         return self._sum
 
 
-class Apart(Exception):
+class ApartError(Exception):
     """Matrices that were taken to multiply the same inputs did not go on to: their sums have to begin anew."""
 
 
@@ -147,13 +147,13 @@ class Sums:
         return self.leader.wanted.name if kept and self.leader is not None and self._count else None
 
     def forward(self, inputs: Any, leader: Sums | None) -> None:
-        """Add what is multiplied: f32 [tokens, cols]; ``leader`` was given the same. Raises ``Apart``."""
+        """Add what is multiplied: f32 [tokens, cols]; ``leader`` was given the same. Raises ``ApartError``."""
         if not len(inputs):
             return
         if self._own is None and self.leader is None:
             self.leader = leader
         if leader is not self.leader:
-            raise Apart(self.wanted.name)
+            raise ApartError(self.wanted.name)
         if leader is not None:
             return
         if self._own is None:
@@ -220,7 +220,7 @@ def listening(
 
     Raises
     ------
-    Apart
+    ApartError
         Matrices that multiplied the same inputs do no longer.
     """
     torch = require("torch", "torch")
@@ -275,9 +275,7 @@ def _seen(
             yield piece, sums[piece.name]
 
 
-def heard(
-    sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None
-) -> None:
+def heard(sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None) -> None:
     """Add one product: what went in now, what comes back when it does. ``leader`` was given the same inputs."""
     flat = inputs.detach().flatten(0, -2)
     sums.forward(flat, leader)

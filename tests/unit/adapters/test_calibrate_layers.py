@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ingot
 from ingot.adapters import calibrate as module
+from ingot.adapters import skeleton_ends
 from ingot.adapters.calibrate_work import Work
 from ingot.adapters.calibration import CalibratePlan
 from ingot.adapters.transformers import load_model
 from ingot.core.memory import parse_size
 from ingot.errors import IngotError
+from ingot.model.statistics import Statistics
 from ingot.testing.memory import peak_anonymous
 from ingot.testing.models import KINDS, make, make_tokenizer
 
@@ -135,6 +138,52 @@ def test_a_layer_at_a_time_gives_the_same(kind: str, fisher: bool, tmp_path: Pat
     wanted = taken(tmp_path / "m", tmp_path / "kept.safetensors", fisher=fisher)
     request.getfixturevalue("streamed")
     assert_same(taken(tmp_path / "m", tmp_path / "streamed.safetensors", fisher=fisher), wanted)
+
+
+def test_matrices_that_multiply_the_same_share_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is summed and written once; the file says which matrices it is of."""
+    make("llama", tmp_path / "m")
+    names = [f"model.layers.1.self_attn.{kind}_proj.weight" for kind in "qkvo"]
+    found = taken(tmp_path / "m", tmp_path / "shared.safetensors", fisher=False)
+    assert [f"{name}:inputs" in found for name in names] == [True, False, False, True]
+    with Statistics.open(tmp_path / "shared.safetensors") as known:
+        assert known.metadata[f"{names[1]}:same"] == names[0]
+        of = [known.for_matrix(name) for name in names]
+        assert np.array_equal(of[0].inputs, of[2].inputs)
+        assert not np.allclose(of[0].inputs, of[3].inputs)
+    own = LlamaMLP.forward
+
+    def apart(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return own(self, hidden) if len(hidden) > 2 else self.up_proj(hidden.clone()).mean() + own(self, hidden)
+
+    monkeypatch.setattr(LlamaMLP, "forward", apart)  # the last batch of windows is smaller
+    other = taken(tmp_path / "m", tmp_path / "apart.safetensors", fisher=False, samples=9)
+    gate, up = (f"model.layers.0.mlp.{kind}_proj.weight" for kind in ("gate", "up"))
+    assert int(other[f"{up}:count"][0]) == int(other[f"{gate}:count"][0]) + 12
+    assert f"{up}:inputs" in other
+
+
+@pytest.mark.usefixtures("streamed")
+def test_without_gradients_a_text_asks_nothing_of_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("llama", tmp_path / "m", vocab_size=make_tokenizer(tmp_path / "m"))
+    own = skeleton_ends._product
+    asked: list[int] = []
+
+    def product(torch: Any) -> Any:
+        counted = own(torch)
+
+        def forward(context: Any, tensor: Any, inputs: Any) -> Any:
+            asked.append(inputs.shape[:-1].numel())
+            return counted.forward(context, tensor, inputs)
+
+        return type("Counted", (counted,), {"forward": staticmethod(forward)})
+
+    monkeypatch.setattr(skeleton_ends, "_product", product)
+    found = taken(tmp_path / "m", tmp_path / "s.safetensors", text="default", fisher=False)
+    assert max(asked) <= 2  # the few that the layers are found with
+    assert int(found["lm_head.weight:count"][0]) == 6 * 12
+    taken(tmp_path / "m", tmp_path / "f.safetensors", text="default")
+    assert max(asked) > 2
 
 
 @pytest.mark.usefixtures("streamed")
