@@ -15,7 +15,7 @@ namespace {
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutMatrix = Written<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutDoubles = Written<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutOwn = Written<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutCodes = Written<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = In<std::int32_t>;
 
@@ -55,10 +55,10 @@ void multiply_add(const Matrix& a, const Matrix& b, const OutMatrix& out, std::s
                                     out.data() + to, out.shape(1), out.shape(0), last - first, count);
 }
 
-bool cholesky(const OutDoubles& a) {
-  require(a.shape(0) == a.shape(1), "expected a square matrix");
+bool factor(const OutMatrix& a, const OutOwn& own) {
+  require(a.shape(0) == a.shape(1) && own.size() == a.shape(0), "expected a square matrix and a number per column");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(matrix_cholesky)(a.data(), a.shape(0));
+  return INGOT_KERNEL(matrix_factor)(a.data(), own.data(), a.shape(0));
 }
 
 std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, std::size_t last, const In<float>& weights,
@@ -149,7 +149,8 @@ void bind_rounding(nb::module_& m) {
   define(m, "matrix_multiply", &multiply, array("a"), array("b"), array("out"), "out = a @ b in f32, sums in one order.");
   define(m, "matrix_multiply_add", &multiply_add, array("a"), array("b"), array("out"), nb::arg("first"), nb::arg("last"),
          nb::arg("to"), nb::arg("count"), "out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count].");
-  define(m, "matrix_cholesky", &cholesky, array("a"), "The lower factor in place; false where there is none.");
+  define(m, "matrix_factor", &factor, array("a"), array("own"),
+         "a = (U + I) D (U + I)': strictly upper U in place, D in own, sums in f64; false where there are none.");
   define(m, "rounding_scales", &scales, nb::arg("grid"), array("values"), nb::arg("first"), nb::arg("last"), array("weights"),
          array("scales"), maybe("zeros"), nb::arg("group"),
          "Search a group's scale in every row; returns the first row whose scale the type cannot hold, or how many there are.");

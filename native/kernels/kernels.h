@@ -96,7 +96,7 @@
                        std::size_t cols);                                                                             \
   void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, std::size_t b_stride, float* out,    \
                            std::size_t out_stride, std::size_t rows, std::size_t depth, std::size_t cols);            \
-  bool matrix_cholesky(double* a, std::size_t n);                                                                     \
+  bool matrix_factor(float* a, double* own, std::size_t n);                                                           \
   std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t stride, std::size_t rows,            \
                               std::size_t cols, const float* weights, float* scales, float* zeros,                    \
                               std::size_t scale_stride);                                                              \

@@ -1,4 +1,4 @@
-// Products and Cholesky's factor of matrices, equal to the last bit on every machine (kernels/matrix.h).
+// Products and triangular factors of matrices, equal to the last bit on every machine (kernels/matrix.h).
 #include "kernels/matrix.h"
 
 #include <cmath>
@@ -9,17 +9,92 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kBlock = 64;
+constexpr std::size_t kBlock = 64;  // columns that are factored together
+constexpr std::size_t kTogether = 16;  // rows that are solved together
 
-// row[j] for j from `first` to `last`: what is left of it, over the diagonal.
-inline void solve_row(const double* a, std::size_t n, std::size_t first, std::size_t last, double* row) {
-  for (std::size_t j = first; j < last; ++j) {
-    const double* above = a + j * n;
-    double left = row[j];
-    for (std::size_t t = first; t < j; ++t) left -= row[t] * above[t];
-    row[j] = left / above[j];
+// What is left of some columns of A, in f64: `columns` first to last, all rows before `last`, kBlock a row.
+class Columns {
+ public:
+  Columns(float* a, double* own, std::size_t n, std::size_t first, std::size_t last)
+      : a_(a), own_(own), n_(n), first_(first), last_(last), count_(last - first), left_(last * kBlock) {
+    for (std::size_t i = 0; i < last; ++i)
+      for (std::size_t j = 0; j < count_; ++j) left_[i * kBlock + j] = static_cast<double>(a[i * n + first + j]);
   }
-}
+
+  // Takes off what the columns behind them explain: sums over these in one order, some at a time.
+  void take_off() {
+    constexpr std::size_t wide = Lanes<double>::tile;
+    static_assert(kBlock % wide == 0);
+    alignas(64) double panels[kBlock / wide][kDepth * wide], rows[kTileRows * kDepth];
+    for (std::size_t k = last_; k < n_; k += kDepth) {
+      const std::size_t deep = std::min(kDepth, n_ - k);
+      for (std::size_t j = 0; j < kBlock; ++j)
+        for (std::size_t t = 0; t < deep; ++t)
+          panels[j / wide][t * wide + j % wide] = j < count_ ? weighed(first_ + j, k + t) : 0.0;
+      for (std::size_t i = 0; i < last_; i += kTileRows) {
+        const std::size_t some = std::min(kTileRows, last_ - i);
+        for (std::size_t row = 0; row < some; ++row)
+          for (std::size_t t = 0; t < deep; ++t) rows[row * kDepth + t] = static_cast<double>(a_[(i + row) * n_ + k + t]);
+        for (std::size_t panel = 0; panel < kBlock / wide; ++panel) {
+          double* out = left_.data() + i * kBlock + panel * wide;
+          if (some == kTileRows) {
+            tile<double, kTileRows>(rows, kDepth, deep, panels[panel], out, kBlock, wide, -1.0);
+          } else {
+            for (std::size_t row = 0; row < some; ++row)
+              tile<double, 1>(rows + row * kDepth, kDepth, deep, panels[panel], out + row * kBlock, kBlock, wide, -1.0);
+          }
+        }
+      }
+    }
+  }
+
+  // The triangle that these columns have of their own rows; false where there is none.
+  bool factor() {
+    for (std::size_t j = count_; j-- > 0;) {
+      const double own = left(first_ + j, j);
+      if (!(own > 0) || !std::isfinite(own)) return false;
+      own_[first_ + j] = own;
+      for (std::size_t i = 0; i < j; ++i) a_[(first_ + i) * n_ + first_ + j] = static_cast<float>(left(first_ + i, j) / own);
+      for (std::size_t i = 0; i < j; ++i)
+        for (std::size_t other = i; other < j; ++other)
+          left(first_ + i, other) -= static_cast<double>(a_[(first_ + i) * n_ + first_ + j]) * weighed(first_ + other, first_ + j);
+    }
+    return true;
+  }
+
+  // The rows above.
+  void solve() {
+    std::vector<double> links(kBlock * kBlock);
+    for (std::size_t j = 0; j < count_; ++j)
+      for (std::size_t other = 0; other < j; ++other) links[j * kBlock + other] = weighed(first_ + other, first_ + j);
+    alignas(64) double turned[kBlock][kTogether] = {};
+    for (std::size_t i = 0; i < first_; i += kTogether) {
+      const std::size_t some = std::min(kTogether, first_ - i);
+      for (std::size_t row = 0; row < some; ++row)
+        for (std::size_t j = 0; j < count_; ++j) turned[j][row] = left(i + row, j);
+      for (std::size_t j = count_; j-- > 0;) {
+        const double own = own_[first_ + j];
+        double found[kTogether];
+        for (std::size_t row = 0; row < kTogether; ++row)
+          found[row] = static_cast<double>(static_cast<float>(turned[j][row] / own));
+        for (std::size_t other = 0; other < j; ++other) {
+          const double link = links[j * kBlock + other];
+          for (std::size_t row = 0; row < kTogether; ++row) turned[other][row] -= found[row] * link;
+        }
+        for (std::size_t row = 0; row < some; ++row) a_[(i + row) * n_ + first_ + j] = static_cast<float>(found[row]);
+      }
+    }
+  }
+
+ private:
+  double& left(std::size_t row, std::size_t j) { return left_[row * kBlock + j]; }
+  double weighed(std::size_t row, std::size_t col) const { return own_[col] * static_cast<double>(a_[row * n_ + col]); }
+
+  float* a_;
+  double* own_;
+  std::size_t n_, first_, last_, count_;
+  std::vector<double> left_;
+};
 
 }  // namespace
 
@@ -33,32 +108,16 @@ void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, s
   multiply_add<float>(a, a_stride, b, b_stride, out, out_stride, rows, depth, cols, 1.0f);
 }
 
-bool matrix_cholesky(double* a, std::size_t n) {
-  std::vector<double> turned;
-  for (std::size_t first = 0; first < n; first += kBlock) {
-    const std::size_t last = std::min(n, first + kBlock);
-    for (std::size_t j = first; j < last; ++j) {
-      double* row = a + j * n;
-      solve_row(a, n, first, j, row);
-      double left = row[j];
-      for (std::size_t t = first; t < j; ++t) left -= row[t] * row[t];
-      if (!(left > 0) || !std::isfinite(left)) return false;
-      row[j] = std::sqrt(left);
-    }
-    const std::size_t below = n - last, depth = last - first;
-    turned.resize(depth * below);
-    for (std::size_t i = 0; i < below; ++i) {
-      double* row = a + (last + i) * n;
-      solve_row(a, n, first, last, row);
-      for (std::size_t t = 0; t < depth; ++t) turned[t * below + i] = row[first + t];
-    }
-    for (std::size_t i = 0; i < below; i += kBlock) {
-      const std::size_t rows = std::min(kBlock, below - i);
-      double* target = a + (last + i) * n;
-      multiply_add<double>(target + first, n, turned.data(), below, target + last, n, rows, depth, i + rows, -1.0);
-    }
+bool matrix_factor(float* a, double* own, std::size_t n) {
+  for (std::size_t last = n; last > 0;) {
+    const std::size_t first = (last - 1) / kBlock * kBlock;
+    Columns columns(a, own, n, first, last);
+    columns.take_off();
+    if (!columns.factor()) return false;
+    columns.solve();
+    last = first;
   }
-  for (std::size_t i = 0; i < n; ++i) std::fill(a + i * n + i + 1, a + (i + 1) * n, 0.0);
+  for (std::size_t i = 0; i < n; ++i) std::fill(a + i * n, a + i * n + i + 1, 0.0f);
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "kernels/vectors.h"
 
@@ -42,25 +43,39 @@ void tile(const T* __restrict a, std::size_t a_stride, std::size_t depth, const 
   }
 }
 
+constexpr std::size_t kTogetherRows = 384;  // rows of `a` that are laid out densely
+
 // out[rows x cols] += sign * a[rows x depth] * b[depth x cols], each with its stride. `out` overlaps neither.
 template <class T>
 void multiply_add(const T* a, std::size_t a_stride, const T* b, std::size_t b_stride, T* out, std::size_t out_stride,
                   std::size_t rows, std::size_t depth, std::size_t cols, T sign) {
   constexpr std::size_t wide = Lanes<T>::tile;
   alignas(64) T panel[kDepth * wide];
+  // Rows a power of two apart would fight for the same places of the cache.
+  std::vector<T> dense(cols > 2 * wide ? std::min(rows, kTogetherRows) * kDepth : 0);
   for (std::size_t k = 0; k < depth; k += kDepth) {
     const std::size_t deep = std::min(kDepth, depth - k);
-    for (std::size_t col = 0; col < cols; col += wide) {
-      const std::size_t some = std::min(wide, cols - col);
-      for (std::size_t i = 0; i < deep; ++i) {
-        std::memcpy(panel + i * wide, b + (k + i) * b_stride + col, some * sizeof(T));
-        std::fill(panel + i * wide + some, panel + (i + 1) * wide, T{0});
+    for (std::size_t above = 0; above < rows; above += kTogetherRows) {
+      const std::size_t count = std::min(kTogetherRows, rows - above);
+      const T* from = a + above * a_stride + k;
+      std::size_t stride = a_stride;
+      if (!dense.empty()) {
+        for (std::size_t row = 0; row < count; ++row) std::memcpy(dense.data() + row * deep, from + row * a_stride, deep * sizeof(T));
+        from = dense.data();
+        stride = deep;
       }
-      std::size_t row = 0;
-      for (; row + kTileRows <= rows; row += kTileRows)
-        tile<T, kTileRows>(a + row * a_stride + k, a_stride, deep, panel, out + row * out_stride + col, out_stride, some, sign);
-      for (; row < rows; ++row)
-        tile<T, 1>(a + row * a_stride + k, a_stride, deep, panel, out + row * out_stride + col, out_stride, some, sign);
+      for (std::size_t col = 0; col < cols; col += wide) {
+        const std::size_t some = std::min(wide, cols - col);
+        for (std::size_t i = 0; i < deep; ++i) {
+          std::memcpy(panel + i * wide, b + (k + i) * b_stride + col, some * sizeof(T));
+          std::fill(panel + i * wide + some, panel + (i + 1) * wide, T{0});
+        }
+        T* to = out + above * out_stride + col;
+        std::size_t row = 0;
+        for (; row + kTileRows <= count; row += kTileRows)
+          tile<T, kTileRows>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, some, sign);
+        for (; row < count; ++row) tile<T, 1>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, some, sign);
+      }
     }
   }
 }

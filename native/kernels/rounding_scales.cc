@@ -25,6 +25,8 @@ struct Group {
     float error, value, level, product, square;
   };
 
+  // Without zeros nobody asks for the sums of v and l.
+  template <bool kZeros>
   Sums measure(const Levels& levels_of, float scale, float zero, bool offset) {
     for (std::size_t j = 0; j < size; ++j) among[j] = levels_of.among(values[j], scale, zero);
     levels_of.nearest_levels(among.data(), size, levels.data());
@@ -35,8 +37,10 @@ struct Group {
         const float l = levels[j + lane] - shift, v = values[j + lane], weight = weights[j + lane];
         const float away = (v - base) - scale * l;
         error[lane] += weight * away * away;
-        value[lane] += weight * v;
-        level[lane] += weight * l;
+        if constexpr (kZeros) {
+          value[lane] += weight * v;
+          level[lane] += weight * l;
+        }
         product[lane] += weight * v * l;
         square[lane] += weight * l * l;
       }
@@ -53,7 +57,7 @@ void consider(Group& group, const Levels& levels, const Grid& grid, float scale,
   for (int turn = 0; turn < kTurns; ++turn) {
     scale = as_stored(scale, grid.scale_type);
     if (scale == 0 || !is_finite(scale) || (!grid.turned && scale < 0)) return;
-    const Group::Sums sums = group.measure(levels, scale, 0, grid.offset);
+    const Group::Sums sums = group.measure<false>(levels, scale, 0, false);
     if (sums.error < best.error) best = {scale, 0, sums.error};
     if (!(sums.square > 0)) return;
     const float better = as_stored(sums.product / sums.square, grid.scale_type);
@@ -69,7 +73,7 @@ void consider_both(Group& group, const Levels& levels, const Grid& grid, float s
     scale = as_stored(scale, grid.scale_type);
     zero = grid.offset ? as_stored(zero, grid.scale_type) : to_integer(std::min(std::max(zero, first), last));
     if (!(scale > 0) || !is_finite(scale) || !is_finite(zero)) return;
-    const Group::Sums sums = group.measure(levels, scale, zero, grid.offset);
+    const Group::Sums sums = group.measure<true>(levels, scale, zero, grid.offset);
     if (sums.error < best.error) best = {scale, zero, sums.error};
     const float spread = weight * sums.square - sums.level * sums.level;
     if (!(spread > 0x1p-18f * (weight * sums.square))) return;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +16,16 @@ from ingot.model.tensor import Array
 
 DAMPING = 0.01
 _TRIES = 8
+_PIECE = 1 << 20  # numbers that change places at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Factors:
     """Second moments of a matrix's inputs and of the gradients at its outputs.
 
     Parameters
     ----------
-    inputs : f32 [cols, cols]
+    moment : f32 [cols, cols], or a callable that makes it
         A, damped: symmetric, positive definite.
     outputs : f32 [rows, rows] or None
         G, damped.
@@ -37,29 +40,44 @@ class Factors:
         Columns whose input was 0 for every token: nothing but the damping weighs their errors.
     """
 
-    inputs: Array
+    moment: Array | Callable[[], Array]
     outputs: Array | None
     weights: Array
     scale: float = 1.0
     damping: float = 0.0
     dead: int = 0
 
+    @cached_property
+    def inputs(self) -> Array:
+        """A, damped: f32 [cols, cols]."""
+        return self.moment() if callable(self.moment) else self.moment
+
+    def made(self) -> Array:
+        """Return A, damped, in memory that nobody else looks at."""
+        if callable(self.moment) and "inputs" not in self.__dict__:
+            return self.moment()
+        return self.inputs.copy()
+
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
     """Return the factors of a matrix, ``damping`` of the mean of the diagonal added to it.
 
-    Where only mean squares were taken, A is diagonal. A matrix whose inputs were all zero gets the identity.
+    Where only mean squares were taken, A is diagonal. A matrix whose inputs were all zero gets the identity. A is made
+    of the statistics when it is wanted, which stay open until then.
     """
-    inputs = statistics.inputs
-    if inputs is None:
-        inputs = np.diag(statistics.diagonal)
-    damped, scale = _damped(inputs, damping)
-    dead = int(np.count_nonzero(statistics.diagonal == 0))
-    weights, outputs = np.ascontiguousarray(damped.diagonal()), statistics.outputs
+    moment, diagonal = statistics.inputs, statistics.diagonal
+    own = diagonal if moment is None else moment.diagonal()
+    mean = float(own.mean(dtype=np.float64))
+    dead, outputs = int(np.count_nonzero(diagonal == 0)), statistics.outputs
+
+    def made() -> Array:
+        return _damped(np.diag(diagonal) if moment is None else moment, mean, damping)
+
+    weights = np.ascontiguousarray(_weights(own, mean, damping))
     if outputs is None:
-        return Factors(damped, None, weights, scale, damping, dead)
-    of_outputs, more = _damped(outputs, damping)
-    return Factors(damped, of_outputs, weights, scale * more, damping, dead)
+        return Factors(made, None, weights, max(mean, 0.0), damping, dead)
+    more = float(outputs.diagonal().mean(dtype=np.float64))
+    return Factors(made, _damped(outputs, more, damping), weights, max(mean, 0.0) * max(more, 0.0), damping, dead)
 
 
 def no_factors(cols: int) -> Factors:
@@ -78,18 +96,27 @@ class Feedback(NamedTuple):
     more: float
 
 
-def feedback_factor(inputs: Array) -> Feedback:
+def feedback_factor(made: Callable[[], Array]) -> Feedback:
     """Return the triangular factor of A; raises ``ResourceError`` ``quantizer.singular``.
 
     Column k says how errors of the columns before it move its target (LDLQ: arXiv 2307.13304, section 3.1; the same
-    rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded. They
-    come from Cholesky's factor of A with both axes turned round, in f64.
+    rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded.
+
+    Parameters
+    ----------
+    made : callable
+        Makes A, f32 [cols, cols], in memory that becomes U's.
     """
-    lower, more = _lower(inputs[::-1, ::-1])
-    upper = lower[::-1, ::-1]
-    own = upper.diagonal().copy()
-    strict = np.ascontiguousarray(np.triu(upper / own, 1), np.float32)
-    return Feedback(strict, np.square(own).astype(np.float32), more)
+    extra = mean = 0.0
+    for _ in range(_TRIES):
+        upper = np.ascontiguousarray(made(), np.float32)
+        mean = float(upper.diagonal().mean())
+        upper[np.diag_indices_from(upper)] += np.float32(extra)
+        own = np.empty(len(upper), np.float64)
+        if native.kernels.matrix_factor(upper, own):
+            return Feedback(upper, own.astype(np.float32), extra / mean if extra else 0.0)
+        extra = max(extra * 10, mean * DAMPING)
+    raise ResourceError("expected a positive definite second moment", rule="quantizer.singular")
 
 
 class Links(NamedTuple):
@@ -102,31 +129,37 @@ class Links(NamedTuple):
 def links_of(outputs: Array) -> Links:
     """Return the triangular factor of G; raises ``ResourceError`` ``quantizer.singular``.
 
-    Row k says how an error of row k moves the targets of the rows before it.
+    Row k says how an error of row k moves the targets of the rows before it. Of G with both axes turned round this is
+    the factor of ``feedback_factor``.
     """
-    lower, _ = _lower(outputs)
-    own = lower.diagonal().copy()
-    return Links(np.ascontiguousarray(np.tril(lower / own, -1), np.float32), np.square(own).astype(np.float32))
+    turned = outputs[::-1, ::-1]
+    found = feedback_factor(lambda: np.array(turned, np.float32, order="C"))
+    _turn_round(found.upper)
+    return Links(found.upper, np.ascontiguousarray(found.left[::-1]))
 
 
-def _lower(moment: Array) -> tuple[Array, float]:
-    """Return Cholesky's factor in f64, and what was added to the diagonal for it as a share of its mean."""
-    extra, mean = 0.0, float(moment.diagonal().mean())
-    for _ in range(_TRIES):
-        lower = np.ascontiguousarray(moment, np.float64)
-        lower[np.diag_indices_from(lower)] += extra
-        if native.kernels.matrix_cholesky(lower):
-            return lower, extra / mean if extra else 0.0
-        extra = max(extra * 10, mean * DAMPING)
-    raise ResourceError("expected a positive definite second moment", rule="quantizer.singular")
+def _turn_round(matrix: Array) -> None:
+    """Turn both axes round, where the matrix lies."""
+    flat = matrix.reshape(-1)
+    half = len(flat) // 2
+    for first in range(0, half, _PIECE):
+        last = min(first + _PIECE, half)
+        front, back = flat[first:last], flat[len(flat) - last : len(flat) - first]
+        front[:], back[:] = back[::-1].copy(), front[::-1].copy()
 
 
-def _damped(moment: Array, damping: float) -> tuple[Array, float]:
-    """Return a moment of mean 1, damped, and its mean."""
-    mean = float(moment.diagonal().mean(dtype=np.float64))
+def _damped(moment: Array, mean: float, damping: float) -> Array:
+    """Return a moment over its mean, damped: f32, of its own memory."""
     if mean <= 0:
-        return np.eye(len(moment), dtype=np.float32), 0.0
+        return np.eye(len(moment), dtype=np.float32)
     # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.
-    found = moment / np.float32(mean)
+    found = np.divide(moment, np.float32(mean), dtype=np.float32, order="C")
     found[np.diag_indices_from(found)] += np.float32(damping)
-    return np.ascontiguousarray(found, np.float32), mean
+    return found
+
+
+def _weights(diagonal: Array, mean: float, damping: float) -> Array:
+    """Return the diagonal of that."""
+    if mean <= 0:
+        return np.ones(len(diagonal), np.float32)
+    return diagonal / np.float32(mean) + np.float32(damping)

@@ -147,6 +147,8 @@ class Rounded:
         What had to be added to A's diagonal for feedback, beside its own damping, as a share of its mean.
     second : float
         What scales are multiples of, where there is such a number.
+    told : pair of float or None
+        ``tr(D A D^T)`` and ``tr(W A W^T)``, where feedback found them on its way.
     """
 
     grid: Grid
@@ -159,6 +161,7 @@ class Rounded:
     zero_units: Array | None = None
     more_damping: float = 0.0
     second: float = 1.0
+    told: tuple[float, float] | None = None
 
     @classmethod
     def begun(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.core import native
+from ingot.core.parallel import go_on
 from ingot.model.tensor import Array
 from ingot.quantizers.factors import Factors, Feedback, feedback_factor
 from ingot.quantizers.grid import Grid, Rounded
@@ -25,6 +26,7 @@ IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
 PASSES = 6
 _BLOCK = 64  # rows that descend together
 _STEP = 128  # columns between which errors are carried over at once
+_WIDE = 512  # columns whose errors are summed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class _Work:
     @cached_property
     def _feedback(self) -> Feedback:
         if self._how.act_order:
-            return feedback_factor(np.ascontiguousarray(self._factors.inputs[np.ix_(self._order, self._order)]))
-        return feedback_factor(self._factors.inputs)
+            return feedback_factor(lambda: self._factors.inputs[np.ix_(self._order, self._order)])
+        return feedback_factor(self._factors.made)
 
     def begun(self, weights: Array, grid: Grid, levels: Array | None = None) -> Rounded:
         """Return rows of the matrix rounded one by one."""
@@ -131,8 +133,11 @@ class _Work:
         factor, left, _ = self._feedback
         targets, errors = weights.copy(), np.zeros_like(weights)
         for first, last in _spans(rounded):
+            go_on()
             choose(rounded, targets, left, first, last)
             _feed(rounded, weights, targets, factor, errors, (first, last))
+        del errors
+        self._tell(rounded, weights, targets, rounded.values())
 
     def _feed_back_in_order(self, rounded: Rounded, weights: Array) -> None:
         """Round the columns that weigh most first, by scales that are chosen before: groups are those of the matrix."""
@@ -141,8 +146,33 @@ class _Work:
         wanted = np.ascontiguousarray(weights[:, order])
         groups = np.ascontiguousarray(rounded.groups[order])
         turned = replace(rounded, codes=np.zeros_like(rounded.codes), groups=groups)
-        _feed(turned, wanted, wanted.copy(), self._feedback.upper, np.zeros_like(wanted), (0, weights.shape[1]))
+        targets = wanted.copy()
+        _feed(turned, wanted, targets, self._feedback.upper, np.zeros_like(wanted), (0, weights.shape[1]))
         rounded.codes[:, order] = turned.codes
+        self._tell(rounded, wanted, targets, turned.values())
+
+    def _tell(self, rounded: Rounded, wanted: Array, targets: Array, values: Array) -> None:
+        """Note the error where it follows from what feedback left of each column, and nothing changes any more."""
+        if self._how.quantizer == GPTQ and self._factors.outputs is None:
+            rounded.told = _error_left(self._feedback, wanted, targets, values)
+
+
+def _error_left(feedback: Feedback, wanted: Array, targets: Array, values: Array) -> tuple[float, float]:
+    """Return ``tr(D A D^T)`` and ``tr(W A W^T)`` by ``A = (U + I) D (U + I)^T``; columns are in U's order.
+
+    ``D (U + I)`` is what targets, moved by all errors before them, were from what they became. The second is a figure
+    to tell alone: NumPy multiplies.
+    """
+    upper, left, cols = feedback.upper, feedback.left.astype(np.float64), wanted.shape[1]
+    error = whole = 0.0
+    for first in range(0, cols, _WIDE):
+        last = min(first + _WIDE, cols)
+        away = np.square(targets[:, first:last] - values[:, first:last]).sum(0, dtype=np.float64)
+        turned = wanted[:, :last] @ upper[:last, first:last]
+        turned += wanted[:, first:last]
+        error += float(away @ left[first:last])
+        whole += float(np.square(turned).sum(0, dtype=np.float64) @ left[first:last])
+    return error, whole
 
 
 class Standing(Protocol):

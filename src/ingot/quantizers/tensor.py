@@ -16,6 +16,7 @@ from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.quantizers.choice import Asked, rounded_as
 from ingot.quantizers.factors import DAMPING, Factors, factors_of, no_factors
+from ingot.quantizers.grid import Rounded
 from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import error_under, values_of
 from ingot.quantizers.trellis import Made
@@ -119,6 +120,18 @@ def round_tensor(
         if settle is not None:
             settle(made, values, factors)
         found += made
-        error, more = error_under(values, values_of(made), factors), made[0].more_damping
+        error, more = _told(made) if settle is None else None, made[0].more_damping
+        if error is None:
+            error = error_under(values, values_of(made), factors)
         outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0))
     return parts_of(found, asked), outcomes
+
+
+def _told(made: Sequence[Made]) -> float | None:
+    """Return the error under the factors where feedback found it on its way."""
+    told = [each.told for each in made if isinstance(each, Rounded)]
+    known = [each for each in told if each is not None]
+    if not known or len(known) < len(made):
+        return None
+    whole = sum(each[1] for each in known)
+    return sum(each[0] for each in known) / whole if whole > 0 else 0.0

@@ -105,7 +105,7 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
         [np.zeros(band.shape, np.uint16) for band in wanted],
         [np.zeros((cols // grid.group, band.shape[1]), np.float32) for band in wanted],
     )
-    feedback = feedback_factor(factors.inputs) if quantizer in (GPTQ, TWO_SIDED) else None
+    feedback = feedback_factor(factors.made) if quantizer in (GPTQ, TWO_SIDED) else None
     rest = None if outputs is None else _Rest(links_of(outputs), wanted, bands)
     for number in reversed(range(len(bands))):
         work = _Band(grid, wanted[number], weigh[number], found.windows[number], found.scales[number])

@@ -132,19 +132,36 @@ def test_products_and_factors_have_the_same_bits_everywhere() -> None:
     out, moments = np.empty((19, 141), np.float32), rng.normal(size=(150, 130))
     kernels.matrix_multiply(a, b, out)
     np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=0, atol=1e-4)
-    found = moments.T @ moments
-    lower = found.copy()
-    assert kernels.matrix_cholesky(lower)
-    np.testing.assert_allclose(lower, np.linalg.cholesky(found), rtol=0, atol=1e-9)
-    assert not kernels.matrix_cholesky(-np.eye(3))
-    seen = first_products().setdefault("bytes", out.tobytes() + lower.tobytes())
-    assert out.tobytes() + lower.tobytes() == seen, isa.isa()
+    found = (moments.T @ moments).astype(np.float32)
+    upper, own = found.copy(), np.empty(130)
+    assert kernels.matrix_factor(upper, own)
+    wanted, wanted_own = reference.triangular(found)
+    np.testing.assert_allclose(upper, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(own, wanted_own, rtol=1e-6)
+    assert not kernels.matrix_factor(-np.eye(3, dtype=np.float32), own[:3])
+    seen = first_products().setdefault("bytes", out.tobytes() + upper.tobytes() + own.tobytes())
+    assert out.tobytes() + upper.tobytes() + own.tobytes() == seen, isa.isa()
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 65, 200, 391])
+def test_a_moment_is_the_product_of_its_factor(size: int) -> None:
+    """At sizes around those of its blocks, to what f32 holds: what it is built of is far from well conditioned."""
+    rng = np.random.default_rng(size)
+    vectors = rng.normal(size=(size, size)) * np.geomspace(1, 1e-2, size)[:, None]
+    found = (vectors.T @ vectors + 1e-6 * np.eye(size)).astype(np.float32)
+    upper, own = found.copy(), np.empty(size)
+    assert kernels.matrix_factor(upper, own)
+    assert not np.tril(upper).any()
+    whole = upper.astype(np.float64) + np.eye(size)
+    np.testing.assert_allclose((whole * own) @ whole.T, found, rtol=0, atol=3e-7 * float(found.diagonal().max()))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     one = np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match="shapes"):
         kernels.matrix_multiply(one, np.ones((3, 2), np.float32), one.copy())
+    with pytest.raises(ValueError, match="square"):
+        kernels.matrix_factor(one.copy(), np.empty(3))
     with pytest.raises(ValueError, match="levels"):
         kernels.RoundingGrid(np.arange(3, dtype=np.float32), True, "none", True, "f16")
     codes, scales = np.full((2, 2), 200, np.uint8), np.ones((2, 1), np.float32)

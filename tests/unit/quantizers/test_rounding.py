@@ -47,7 +47,7 @@ def each_isa() -> Iterator[tuple[str, ...]]:
 def test_two_by_two_by_hand() -> None:
     # A = [[1, .5], [.5, 1]] = (U + I) D (U + I)^T, U = [[0, .5], [0, 0]]: the second target moves by half the error.
     inputs = np.array([[1, 0.5], [0.5, 1]], np.float32)
-    upper, left, more = feedback_factor(inputs)
+    upper, left, more = feedback_factor(inputs.copy)
     assert more == 0
     assert upper.tolist() == [[0, 0.5], [0, 0]]
     assert left.tolist() == [0.75, 1]
@@ -69,7 +69,7 @@ def test_feedback_is_that_of_a_plain_loop() -> None:
     weights, known = matrix(6, 40, 1), factors(6, 40, 2)
     grid = Grid(3, 16)
     found = round_matrix(weights, grid, known, "gptq")
-    upper = feedback_factor(known.inputs)[0].astype(np.float64)
+    upper = feedback_factor(known.inputs.copy)[0].astype(np.float64)
     targets, codes = weights.astype(np.float64), np.zeros(weights.shape, int)
     for column in range(40):
         scale = found.scales[:, column // 16].astype(np.float64)
@@ -127,7 +127,7 @@ def test_what_was_never_seen_does_no_harm() -> None:
 def test_a_moment_that_is_no_moment_is_damped_more_and_says_so() -> None:
     inputs = np.eye(6, dtype=np.float32)
     inputs[0, 1] = inputs[1, 0] = 1.045  # eigenvalues 1 and, twice, 1 +- 1.045
-    found = feedback_factor(inputs)
+    found = feedback_factor(inputs.copy)
     assert 0.045 < found.more <= 0.1 + 1e-6
     known = Factors(inputs, None, np.ones(6, np.float32), damping=0.01)
     assert round_matrix(matrix(3, 6, 1), Grid(4, 3), known, "gptq").more_damping == found.more

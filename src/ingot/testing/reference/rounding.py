@@ -30,6 +30,17 @@ def refit(levels: Array, wanted: Array, inputs: Array) -> tuple[Array, Array]:
     return np.linalg.solve(square, basis @ inputs.astype(np.float64) @ wanted.astype(np.float64)), square
 
 
+def triangular(moment: Array) -> tuple[Array, Array]:
+    """Return strictly upper ``U`` and ``D`` with ``moment = (U + I) D (U + I)'``, in f64."""
+    left = moment.astype(np.float64)
+    upper, own = np.zeros_like(left), np.zeros(len(left))
+    for column in range(len(left) - 1, -1, -1):
+        own[column] = left[column, column]
+        upper[:column, column] = left[:column, column] / own[column]
+        left -= own[column] * np.outer(upper[:, column], upper[:, column])
+    return upper, own
+
+
 def feedback(levels: Array, scales: Array, zeros: Array | None, width: int, wanted: Array, factor: Array) -> Array:
     """Return codes; column j takes in ``sum_k<j error_k * factor[k, j]``. Scales, and offsets, are [rows, groups of
     ``width``]."""
