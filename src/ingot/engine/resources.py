@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ingot.core import encodings
-from ingot.core.memory import anonymous_in_use, available_ram, parse_size
+from ingot.core.memory import anonymous_in_use, available_ram, format_size, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress
 from ingot.engine.cost import affordable
 from ingot.engine.work import Chunking, Room, Step
-from ingot.model.bytesource import Holding
+from ingot.errors import ResourceError
+from ingot.model.bytesource import ByteSource, Holding, Making
 
 # What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
 RESERVE = 24 << 20
@@ -64,13 +65,33 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
     reserve += workers * max((step.scratch for step in steps), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
-    return parse_size(resources.ram) - anonymous_in_use() - reserve
+    spare = parse_size(resources.ram) - anonymous_in_use() - reserve
+    return spare - _require_room_to_make(steps, spare)
+
+
+def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
+    """Return the memory that tensors take that are computed when they are read; ``ResourceError`` ``ram.ceiling``."""
+    found = [(source.making, step, source) for step in steps for source in _sources(step) if isinstance(source, Making)]
+    if not found:
+        return 0
+    most, step, source = max(found, key=lambda each: each[0])
+    if most > spare:
+        raise ResourceError(
+            f"expected {format_size(most)} to compute this tensor, found {format_size(max(spare, 0))} beside what "
+            f"Python itself takes; raise --max-ram by {format_size(most - spare)} or more, or {source.lighter}",
+            rule="ram.ceiling",
+            where=step.tensor.name,
+        )
+    return most
 
 
 def _made(step: Step) -> int:
     """Return the memory of sources that make a tensor's bytes as they are read."""
-    sources = {id(part.source): part.source for part in step.tensor.parts.values()}
-    return sum(source.held for source in sources.values() if isinstance(source, Holding))
+    return sum(source.held for source in _sources(step) if isinstance(source, Holding))
+
+
+def _sources(step: Step) -> Collection[ByteSource]:
+    return {id(part.source): part.source for part in step.tensor.parts.values()}.values()
 
 
 def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int, int]:

@@ -65,6 +65,21 @@ class Holding(Protocol):
 
 
 @runtime_checkable
+class Making(Protocol):
+    """A source of a tensor that is computed as a whole when it is first read, one tensor after the other."""
+
+    @property
+    def making(self) -> int:
+        """The memory that this takes."""
+        ...
+
+    @property
+    def lighter(self) -> str:
+        """What to do for it to take less, for messages."""
+        ...
+
+
+@runtime_checkable
 class Stamped(Protocol):
     """A source that is a file, and can tell one state of it from another."""
 

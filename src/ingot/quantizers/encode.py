@@ -22,7 +22,15 @@ from ingot.quantizers.factors import Factors
 from ingot.quantizers.grid import OFFSETS, Rounded
 from ingot.quantizers.low_rank import factors_under
 from ingot.quantizers.rounding import TWO_SIDED, multiplied, values_of
-from ingot.quantizers.tensor import Knowing, Outcome, known_factors, matrices, require_finite, round_tensor
+from ingot.quantizers.tensor import (
+    Knowing,
+    Outcome,
+    known_factors,
+    matrices,
+    require_finite,
+    round_tensor,
+    rounding_memory,
+)
 from ingot.quantizers.trellis import Made
 
 Told = Callable[[Sequence[Outcome]], object]
@@ -59,7 +67,8 @@ class RoundingEncoder:
         self.codec: str = layout.codec
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts = tuple(layout.part_specs(shape))
-        self.scratch = scratch_of(shape)
+        first = next(matrix for matrix, _ in matrices(name, shape))
+        self.scratch = rounding_memory(wanted, shape, known.for_matrix(first))
 
     def reach(self, reach: Reach | None) -> None:
         """Have small values looked for, which the scales' type would not reach."""
@@ -91,12 +100,6 @@ class RoundingEncoder:
         codec = CODECS[self.codec]
         tensor = Tensor(self._name, self._shape, "f32", self.codec, held, self.params, codec)
         codec.decode(tensor, "f32", out.reshape(self._shape))
-
-
-def scratch_of(shape: tuple[int, ...]) -> int:
-    """Return the bytes that rounding takes beside the tensor: a matrix four times, its factors three times."""
-    rows, cols = matrix_shape(shape[-2:])
-    return 4 * (4 * rows * cols + 3 * (rows * rows + cols * cols))
 
 
 def stretch(made: Sequence[Made], weights: Array, factors: Factors) -> None:

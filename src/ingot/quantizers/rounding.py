@@ -121,6 +121,7 @@ class _Work:
     def end(self, bands: Sequence[Rounded], weights: Array) -> None:
         """Let all rows descend together, if they are to."""
         if self._how.quantizer == TWO_SIDED:
+            self.__dict__.pop("_feedback", None)  # as large as A, and done with
             for number in range(PASSES):
                 descend(bands, weights, self._factors, refit=number > 0)
 

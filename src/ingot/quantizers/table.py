@@ -9,7 +9,9 @@ from ingot.model.tensor import Array
 from ingot.quantizers.grid import Grid, Rounded
 from ingot.quantizers.scales import choose
 
-_TURNS, _ROUNDS, _SAMPLE = 2, 12, 1 << 20
+_TURNS, _ROUNDS = 2, 12
+SAMPLE = 1 << 20
+"""Weights that a table with scales is learnt of, or some more: whole rows."""
 
 
 def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
@@ -32,7 +34,7 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
     """
     if not grid.scaled:
         return _values(weights, grid, importance)
-    step = max(1, weights.size // _SAMPLE)
+    step = max(1, weights.size // SAMPLE)
     rows = np.ascontiguousarray(weights[::step])
     groups = grid.groups(rows.shape[1])
     levels = _start(rows, grid, groups)

@@ -18,10 +18,13 @@ from ingot.quantizers.choice import Asked, rounded_as
 from ingot.quantizers.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantizers.grid import Rounded
 from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import error_under, values_of
+from ingot.quantizers.rounding import IMPORTANCE, error_under, values_of
+from ingot.quantizers.table import SAMPLE
 from ingot.quantizers.trellis import Made
 
 SIGNS_DAMPING = 0.5
+_ELEMENT = 32  # bytes of a weight on its way: in f32 as it was, as it is wanted, as it became, errors, products
+_LEARNT = 64  # bytes of a weight that a table is learnt of
 
 
 class Knowing(Protocol):
@@ -88,6 +91,20 @@ def known_factors(
         return no_factors(cols), None if found is None else 0
     found.require_shape(rows, cols)
     return factors_of(found, damping), found.count
+
+
+def rounding_memory(asked: Asked, shape: tuple[int, ...], known: MatrixStatistics | None) -> int:
+    """Return the bytes that the rounding of a tensor takes at its peak, one of its matrices after the other.
+
+    Without statistics at hand both factors are reckoned with.
+    """
+    rows, cols = shape[-2:]
+    inputs = known is None or known.has_inputs or asked.quantizer != IMPORTANCE
+    outputs = known is None or known.rows is not None
+    # A: one copy, and another in its order, or its factor turned round; G: one copy, and a trellis takes its factor.
+    sides = (1 + (asked.act_order or asked.streams)) * inputs * cols**2 + (1 + asked.streams) * outputs * rows**2
+    table = _LEARNT * min(rows * cols, 2 * SAMPLE) * (asked.grid.learnt if not asked.streams else 0)
+    return _ELEMENT * rows * cols + 4 * sides + table
 
 
 def require_finite(values: Array, where: str) -> None:

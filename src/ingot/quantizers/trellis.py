@@ -116,6 +116,7 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
         targets = work.feed_back(feedback, None if rest is None else rest.links(number))
         if rest is not None:
             rest.done(number, found.of_band(number) - targets)
+    del feedback, rest  # as large as A and G, and done with
     if quantizer == TWO_SIDED:
         _descend(found, wanted, weigh, bands, factors)
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 from ingot.core import isa
 from ingot.errors import CodecError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantizers.choice import asked
+from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import Factors, factors_of, feedback_factor, no_factors
-from ingot.quantizers.grid import Grid
-from ingot.quantizers.rounding import error_under, round_matrix
+from ingot.quantizers.grid import Grid, Rounded
+from ingot.quantizers.rounding import error_under, round_matrix, values_of
+from ingot.quantizers.tensor import round_tensor, rounding_memory
 
 
 def factors(rows: int, cols: int, seed: int, rank: int | None = None) -> Factors:
@@ -163,3 +166,54 @@ def test_what_no_quantizer_makes_is_refused(quantizer: str, codec: str, options:
     with pytest.raises(UsageError) as refused:
         asked(quantizer, codec, options)
     assert refused.value.rule == "quantizer.option"
+
+
+@pytest.mark.parametrize(("bits", "act_order"), [(4, False), (3, True)])
+@pytest.mark.parametrize("codec", ["affine", "palette"])
+def test_the_error_that_feedback_tells_is_that_of_what_it_gave(bits: int, act_order: bool, codec: str) -> None:
+    known = replace(factors(40, 96, 5), outputs=None)
+    weights = matrix(40, 96, 6)
+    options = {"bits": bits, "group": 32, "act_order": act_order}
+    made = rounded_as(asked("gptq", codec, options), weights, known)
+    told = [each.told for each in made if isinstance(each, Rounded) and each.told is not None]
+    assert len(told) == len(made)
+    error, whole = (sum(each[part] for each in told) for part in (0, 1))
+    assert error / whole == pytest.approx(error_under(weights, values_of(made), known), rel=1e-4)
+    assert whole == pytest.approx(np.vdot(weights.astype(np.float64), weights @ known.inputs), rel=1e-5)
+    both = rounded_as(asked("gptq", codec, options), weights, factors(40, 96, 5))
+    assert all(each.told is None for each in both if isinstance(each, Rounded))  # G is no part of it
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+@pytest.mark.parametrize(
+    ("quantizer", "codec", "options"),
+    [
+        ("importance", "affine", {"bits": 4}),
+        ("gptq", "affine", {"bits": 4}),
+        ("gptq", "affine", {"bits": 4, "act_order": True}),
+        ("two-sided", "affine", {"bits": 4, "symmetric": False}),
+        ("two-sided", "scaled_codebook", {"bits": 3}),
+        ("two-sided", "ggml_blocks", {"type": "q4_k"}),
+        ("two-sided", "palette", {"bits": 4, "group": 16}),
+        ("gptq", "trellis", {"bits": 2}),
+        ("two-sided", "trellis", {"bits": 2}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(32, 512), (512, 256)])
+def test_no_more_memory_is_taken_than_is_said(
+    quantizer: str, codec: str, options: dict[str, object], outputs: bool, shape: tuple[int, int]
+) -> None:
+    wanted, (rows, cols) = asked(quantizer, codec, options), shape
+    random = np.random.default_rng(3)
+    arrays = {f"w:{field}": random.normal(size=(size, size)).astype(np.float32) for field, size in
+              (("inputs", cols), ("outputs", rows))}  # fmt: skip
+    arrays = {key: values @ values.T for key, values in arrays.items() if outputs or key != "w:outputs"}
+    arrays |= {"w:in_sum2": arrays["w:inputs"].diagonal().copy(), "w:count": np.array([9])}
+    known, weights = Statistics.in_memory(arrays), matrix(rows, cols, 4)
+    tracemalloc.start()
+    try:
+        round_tensor(wanted, [("w", weights)], known)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= rounding_memory(wanted, shape, known.for_matrix("w")) + (1 << 18)

@@ -113,7 +113,7 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     stated = options.calibration
     source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
     folds = folded(view, recipe, choices, known, source)
-    rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told)
+    rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
     return Rounded(round_to(folds.checkpoint, rounding), rounding, whole.notes)
 
 

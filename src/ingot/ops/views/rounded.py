@@ -22,7 +22,7 @@ from ingot.model.view import derived
 from ingot.ops.views.common import Make, mapping, require_known
 from ingot.quantizers.choice import Asked
 from ingot.quantizers.rounding import multiplied
-from ingot.quantizers.tensor import Knowing, Outcome, matrices, require_finite, round_tensor
+from ingot.quantizers.tensor import Knowing, Outcome, matrices, require_finite, round_tensor, rounding_memory
 
 Known = Callable[[], Knowing]
 
@@ -48,6 +48,8 @@ class Rounding:
         By matrix (experts of a stack as ``NAME:expert.N``), once it was rounded.
     corrected : dict
         By the name of a bias, once it was read: its largest change; None where no means of inputs are known.
+    at_hand : bool
+        The statistics are there, and may be asked before a matrix is read.
     """
 
     choices: Mapping[str, Asked]
@@ -58,6 +60,7 @@ class Rounding:
     more: Callable[[], Sequence[str]] | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     corrected: dict[str, float | None] = field(default_factory=dict)
+    at_hand: bool = True
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -85,14 +88,14 @@ class _Held:
     """Rounded matrices, the last few that were asked for: whoever stores a part will want the others."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
+        self.most, self._lock = most, threading.Lock()
         self._entries: OrderedDict[str, _Once] = OrderedDict()
 
     def entry(self, name: str) -> _Once:
         with self._lock:
             found = self._entries.setdefault(name, _Once())
             self._entries.move_to_end(name)
-            while len(self._entries) > self._most:
+            while len(self._entries) > self.most:
                 self._entries.popitem(last=False)
             return found
 
@@ -109,6 +112,7 @@ class _Work:
     def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
         self.tensor, self._held = tensor, held
         self.asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
+        self._at_hand = rounding.at_hand
         self.layout = self.asked.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
@@ -117,6 +121,15 @@ class _Work:
             if once.parts is None:
                 once.parts = self._rounded()
             return once.parts[role]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that rounding takes, beside matrices that were rounded before it."""
+        shape = self.tensor.shape
+        first = next(name for name, _ in matrices(self.tensor.name, shape))
+        known = self._known().for_matrix(first) if self._at_hand else None
+        before = self._held.most * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
+        return rounding_memory(self.asked, shape, known) + self.tensor.nbytes + before
 
     def _rounded(self) -> Mapping[str, memoryview]:
         """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
@@ -156,6 +169,11 @@ class _Bias:
 
     def __init__(self, tensor: Tensor, work: _Work, rounding: Rounding) -> None:
         self.tensor, self._work, self._rounding = tensor, work, rounding
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the rounding of the matrix takes, and the difference to what it was."""
+        return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
         matrix, values = self._work.tensor, cast(self.tensor.numpy(), "f32")
@@ -206,6 +224,15 @@ class _Bytes:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
+
+    @property
+    def making(self) -> int:
+        """Memory that rounding takes."""
+        return self._work.memory
+
+    @property
+    def lighter(self) -> str:
+        return "calibrate with --largest, by which the largest second moments are left out"
 
     def changed(self) -> bool:
         return any(part.source.changed() for part in self._work.tensor.parts.values())

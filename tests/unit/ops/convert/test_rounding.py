@@ -12,6 +12,7 @@ import ingot
 from ingot.codecs.base import repack
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
+from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.errors import IngotError, UsageError
 from ingot.model.layouts.affine import CODES, ROWS_LSB, SCALES, ZEROS, AffineLayout, Group
 from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
@@ -400,3 +401,31 @@ def test_candidates_have_no_quantizer() -> None:
     with pytest.raises(UsageError) as refused:
         parse_recipe(text, where="r.toml")
     assert refused.value.rule == "recipe.pick"
+
+
+def test_a_ceiling_without_room_for_a_matrix_and_its_factors_is_refused_before_it_is_read(
+    tmp_path: Path,
+) -> None:
+    """The file that is written is small; what two-sided takes for 4096 rows is G, 64 MiB, and what lies beside it."""
+    rows, cols = 4096, 32
+    random = np.random.default_rng(5)
+    ingot.save(tmp_path / "m.safetensors", {NAME: random.normal(size=(rows, cols)).astype(np.float32)})
+    arrays = {f"{NAME}:in_sum2": np.ones(cols, np.float32), f"{NAME}:count": np.array([9])}
+    arrays |= {f"{NAME}:inputs": np.eye(cols, dtype=np.float32), f"{NAME}:outputs": np.eye(rows, dtype=np.float32)}
+    given = Statistics.in_memory(arrays)
+    own = recipe(tmp_path, "scaled_codebook", "{ bits = 4, group = 32 }")
+
+    def convert(more: int) -> None:
+        ingot.convert(
+            tmp_path / "m.safetensors", tmp_path / "out.zt", own, calibration=given,
+            max_ram=anonymous_in_use() + more, overwrite=True,
+        )  # fmt: skip
+
+    with pytest.raises(IngotError) as refused:
+        convert(parse_size("60MiB"))
+    assert refused.value.rule == "ram.ceiling"
+    assert refused.value.where == NAME
+    assert "--largest" in str(refused.value)
+    assert not (tmp_path / "out.zt").exists()
+    convert(parse_size("400MiB"))
+    assert (tmp_path / "out.zt").exists()
