@@ -106,7 +106,7 @@ def make_forms(root: Path) -> None:
     ingot.convert(root / "source", root / "mlx", "mlx-4bit", "mlx")
 
 
-def make_gguf(root: Path, layers: int) -> None:
+def make_gguf(root: Path, layers: int, head: str = "Q4_0") -> None:
     import gguf
     import numpy as np
 
@@ -123,8 +123,9 @@ def make_gguf(root: Path, layers: int) -> None:
     writer.add_rope_freq_base(CONFIG["rope_theta"])
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(CONFIG["vocab_size"])
+    writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, layers)
-    four = gguf.GGMLQuantizationType.Q4_0
+    types = gguf.GGMLQuantizationType
     with ingot.open(root / "source") as checkpoint:
         for name, tensor in checkpoint.items():
             values = tensor.numpy("f32")
@@ -132,7 +133,8 @@ def make_gguf(root: Path, layers: int) -> None:
             if values.ndim < 2:
                 writer.add_tensor(target, values)
             else:
-                writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(values), four), raw_dtype=four)
+                kind = types[head if "embed" in name else "Q4_0"]
+                writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
