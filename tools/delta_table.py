@@ -34,6 +34,8 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "auto, share 0.067": {"strategy": "auto", "target_size": 0.067},
     "auto, share 0.094 (1.5 bits)": {"strategy": "auto", "target_size": 0.094},
     "low-rank, 32": {"strategy": "low-rank"},
+    # As many singular vectors as Delta-CoMe's mix of 8, 3 and 2 bits has at the size of int1, of the wider matrices.
+    "low-rank, 83": {"strategy": "low-rank", "options": {"rank": 83}},
     "low-rank, 96": {"strategy": "low-rank", "options": {"rank": 96}},
     "auto, share 0.15": {"strategy": "auto", "target_size": 0.15},
     "int2": {"strategy": "int2"},
@@ -51,6 +53,7 @@ CALIBRATED = {
         "auto, share 0.094 (1.5 bits)",
         "auto, share 0.15",
         "low-rank, 32",
+        "low-rank, 83",
         "int2",
         "int3",
         "int4",
