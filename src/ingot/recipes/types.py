@@ -10,7 +10,7 @@ from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantizers.rounding import IMPORTANCE, TWO_SIDED
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import PRESETS, load_recipe
@@ -21,7 +21,7 @@ MATRICES = (*LAYERS, *HEAD, *EMBEDDING)
 CALIBRATED = "-calibrated"
 _LEAST_SIZE = 4096
 _GRID = "grid"  # integers, as servers of models take them: of layers alone
-_TABLE_BITS, _INTEGER_BITS, _GRID_BITS = (2, 3, 4), (5, 6, 8), (2, 3, 4, 8)
+_TRELLIS_BITS, _INTEGER_BITS, _GRID_BITS = (2, 3, 4), (5, 6, 8), (2, 3, 4, 8)
 
 # ggml's types that take 256 columns at a time, and what stands in where 256 does not divide them, as in llama.cpp.
 _LARGE_BLOCKS = {
@@ -37,7 +37,7 @@ _INTEGERS = ("int2", "int3", "int4", "int5", "int6", "int8")
 
 NAMES = (
     *_INTEGERS,
-    *(f"int{bits}{CALIBRATED}" for bits in (*_TABLE_BITS, *_INTEGER_BITS)),
+    *(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS)),
     *(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS),
     *_LARGE_BLOCKS,
     *_BLOCKS,
@@ -52,7 +52,7 @@ _DEFAULTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     **dict.fromkeys(("awq", "compressed-tensors", "gptq"), (_SERVED, _SERVED)),
     "npydir": (("squish-int3", "squish-int4", "squish-int8"),) * 2,
 }
-_OTHERS = _INTEGERS, tuple(f"int{bits}{CALIBRATED}" for bits in (*_TABLE_BITS, *_INTEGER_BITS))
+_OTHERS = _INTEGERS, tuple(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS))
 
 
 def default_types(format: str, *, calibrated: bool) -> Sequence[str]:
@@ -114,18 +114,18 @@ def _rules(name: str) -> list[Rule] | None:
         return [*known, *(_rule(MATRICES, _blocks(kind), multiple) for kind, multiple in kinds)]
     if plain.startswith(_GRID):
         bits = int(plain.removeprefix(_GRID))
-        return [_rule(LAYERS, _calibrated(AffineLayout.codec, bits, group, TWO_SIDED), group) for group in (64, 32)]
+        return [_rule(LAYERS, _calibrated(AffineLayout.codec, bits, group, TWO_SIDED), group) for group in (64, 96, 32)]
     bits = int(plain.removeprefix("int"))
     integers = _rule(MATRICES, Choice(AffineLayout.codec, _integers(bits)), min_cols=32)
     if name == plain:
         return [integers]
-    codec = ScaledCodebookLayout.codec if bits in _TABLE_BITS else AffineLayout.codec
+    codec = TrellisLayout.codec if bits in _TRELLIS_BITS else AffineLayout.codec
     # Whole heads under both factors would take as long as all layers: their scales are searched alone.
     searched = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE))
     known = [
         _rule(roles, _calibrated(codec, bits, group, quantizer), group)
         for roles, quantizer in searched
-        for group in (64, 32)
+        for group in (64, 96, 32)
     ]
     return [*known, integers]
 
