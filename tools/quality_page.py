@@ -87,8 +87,7 @@ bytes over their weights. **File** counts these bytes and all else in 16 bits, o
   blocks (288 columns in blocks of 64). The rows here hand it each block as a row.
 
 "As many bits or fewer" allows 0.02 bits. A mark's tooltip names its row. Not here: what is folded, budgets, MXFP4 and
-NVFP4. Trellises of the base model were rounded before errors were fed back along rows, which takes .0264
-to .0236 at 3.17 bits ([trellis.md](trellis.md)); of the wider model one was made.
+NVFP4.
 """
 
 

@@ -31,7 +31,7 @@ PRESETS = (
     ("lossless", "zt", "bit for bit, smaller"),
     ("int8", "zt", "no loss that our figures show"),
     ("int4", "zt", "without calibration"),
-    ("int4-calibrated", "zt", "the same size, a third of the loss"),
+    ("int4-calibrated", "zt", "the same size, a quarter of the divergence"),
     ("int3-calibrated", "zt", "small"),
     ("int2-calibrated", "zt", "smallest"),
     ("q4_k-calibrated", "gguf", "llama.cpp"),
