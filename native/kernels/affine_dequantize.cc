@@ -1,8 +1,13 @@
 // w = s * (q - z) or s * q + z in f32, then one rounding to the target: spec/affine.md, "Decoding".
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include "kernels/affine_value.h"
 #include "kernels/bits.h"
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
+#include "kernels/register_tables.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -73,13 +78,23 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
   for (; i < n; ++i) out[i] = table[codes[i]];
 }
 
-// 16-bit results take few values per group; where a group is long enough they are computed once and looked up. It pays
-// (bench/kernels.py) where a register holds the table, and where rounding to f16 takes many instructions.
-constexpr bool table_pays(Dtype dtype, int bits, std::size_t group, std::size_t table_size) {
-#if defined(__AVX2__) || defined(INGOT_NEON)
-  return dtype != Dtype::f32 && bits <= 4 && group >= 32 && table_size <= 16;
+// How the values of a group are made: each for itself, or, where 16-bit results take few values and a group is long
+// enough, all once, to be looked up by codes of a byte, or in registers by the stream of codes or by codes of a byte.
+enum class By { product, table, stream, bytes };
+
+// It pays (bench/kernels.py) where registers hold the table, and where rounding to f16 takes many instructions.
+constexpr By way(Dtype dtype, int bits, std::size_t group, std::size_t cols) {
+#if defined(__AVX512BW__)
+  if (dtype != Dtype::f32 && bits <= 4 && group >= 32 && (group % 8 == 0 || group == cols)) return By::stream;
+  if (dtype != Dtype::f32 && bits > 4 && group >= 1024) return By::bytes;
 #else
-  return dtype == Dtype::f16 && bits <= 8 && group >= 2 * table_size;
+  static_cast<void>(cols);
+#endif
+  const std::size_t entries = std::size_t{1} << (bits < 3 ? 3 : bits);
+#if defined(__AVX2__) || defined(INGOT_NEON)
+  return dtype != Dtype::f32 && entries <= 16 && group >= 32 ? By::table : By::product;
+#else
+  return dtype == Dtype::f16 && group >= 2 * entries ? By::table : By::product;
 #endif
 }
 
@@ -91,8 +106,8 @@ class RowDecoder {
       : at_(at),
         group_(at.group < at.cols ? at.group : at.cols),
         half_(1 << (at.bits - 1)),
-        table_size_(at.bits <= 3 ? 8 : std::size_t{1} << at.bits),
-        by_table_(table_pays(kDtype, at.bits, group_, table_size_)),
+        by_(way(kDtype, at.bits, group_, at.cols)),
+        table_size_(by_ == By::bytes ? 256 : at.bits <= 3 ? 8 : std::size_t{1} << at.bits),
         unpack_(at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits)) {
     for (int i = 0; i < 256; ++i)
       values_[i] = static_cast<float>(Sign::value(static_cast<std::uint8_t>(i & (2 * half_ - 1)), half_));
@@ -102,32 +117,88 @@ class RowDecoder {
   void row(const std::uint8_t* in, const TypeOf<kScale>* scales, const TypeOf<kScale>* zeros, TypeOf<kDtype>* out) {
     for (std::size_t start = 0; start < at_.cols; start += kChunk) {
       const std::size_t end = at_.cols - start < kChunk ? at_.cols : start + kChunk;
-      const std::uint8_t* codes = in + start;
-      if (at_.bits != 8) {
-        unpack_(in + start / 8 * at_.bits, end - start, codes_);
+      const std::uint8_t* codes = in + start / 8 * static_cast<std::size_t>(at_.bits);
+      if (at_.bits != 8 && by_ != By::stream) {
+        unpack_(codes, end - start, codes_);
         codes = codes_.bytes();
       }
       const std::size_t first = start / group_, count = (end - 1) / group_ + 1 - first;
       load_block<kScale>(scales + first, count, scales_);
       if (kZero != Zero::none) load_block<kScale>(zeros + first, count, zeros_);
-      groups(codes, start, end, first, count, out);
+#if defined(__AVX512BW__)
+      if (by_ == By::stream)
+        (this->*stream_)(codes, start, end, first, count, out + start);
+      else
+#endif
+        groups(codes, start, end, first, count, out + start);
     }
   }
 
  private:
-  __attribute__((noinline)) void groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
-              TypeOf<kDtype>* out) {
-    if (by_table_) fill_tables(count);
+  __attribute__((noinline)) void groups(const std::uint8_t* codes, std::size_t start, std::size_t end,
+                                        std::size_t first, std::size_t count, TypeOf<kDtype>* out) {
+    if (by_ == By::table) fill_tables(count);
     for (std::size_t i = 0, from = start; i < count; ++i) {
       const std::size_t group_end = (first + i + 1) * group_, until = group_end < end ? group_end : end;
-      if (by_table_)
-        look_up(codes + (from - start), until - from, tables_ + i * table_size_, at_.bits, out + from);
+      const float zero = kZero != Zero::none ? zeros_[i] : 0;
+      if (by_ == By::table)
+        look_up(codes + (from - start), until - from, tables_ + i * table_size_, at_.bits, out + (from - start));
+      else if (by_ == By::bytes)
+        look_up_long(codes + (from - start), until - from, scales_[i], zero, from == start && start % group_ != 0,
+                     out + (from - start));
       else
-        convert<kDtype, Sign, kZero>(codes + (from - start), until - from, scales_[i],
-                                     kZero != Zero::none ? zeros_[i] : 0, half_, out + from);
+        convert<kDtype, Sign, kZero>(codes + (from - start), until - from, scales_[i], zero, half_,
+                                     out + (from - start));
       from = until;
     }
   }
+
+  // One group, of which there may have been codes before: `again`.
+  void look_up_long([[maybe_unused]] const std::uint8_t* codes, [[maybe_unused]] std::size_t n,
+                    [[maybe_unused]] float scale, [[maybe_unused]] float zero, [[maybe_unused]] bool again,
+                    [[maybe_unused]] TypeOf<kDtype>* out) {
+#if defined(__AVX512BW__)
+    if constexpr (kDtype != Dtype::f32) {
+      for (std::size_t c = again ? 256 : 0; c < 256; c += 16)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tables_ + c), sixteen(values_ + c, scale, zero));
+      look_up_bytes(tables_, codes, n, out);
+    }
+#endif
+  }
+
+#if defined(__AVX512BW__)
+  static __m256i sixteen(const float* values, float scale, float zero) {
+    __m512 products = _mm512_load_ps(values);
+    if (kZero == Zero::point) products = _mm512_sub_ps(products, _mm512_set1_ps(zero));
+    products = _mm512_mul_ps(_mm512_set1_ps(scale), products);
+    if (kZero == Zero::offset) products = _mm512_add_ps(products, _mm512_set1_ps(zero));
+    return kDtype == Dtype::bf16 && is_finite(scale) && is_finite(zero) ? sixteen_numbers(products) : store_sixteen<kDtype>(products);
+  }
+
+  // Groups begin at bytes of the stream.
+  template <int kBits, bool kMsb>
+  void stream_groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
+                     TypeOf<kDtype>* out) {
+    if constexpr (kDtype != Dtype::f32)
+      for (std::size_t i = 0, from = start; i < count; ++i) {
+        const std::size_t group_end = (first + i + 1) * group_, until = group_end < end ? group_end : end;
+        const __m256i table = sixteen(values_, scales_[i], kZero != Zero::none ? zeros_[i] : 0);
+        look_up_stream<kBits, kMsb>(_mm512_broadcast_i64x4(table), codes + (from - start) / 8 * kBits, until - from,
+                                    out + (from - start));
+        from = until;
+      }
+  }
+
+  using StreamGroups = void (RowDecoder::*)(const std::uint8_t*, std::size_t, std::size_t, std::size_t, std::size_t, TypeOf<kDtype>*);
+
+  static StreamGroups stream_groups_of(int bits, bool msb) {
+    using D = RowDecoder;
+    constexpr StreamGroups table[2][4] = {
+        {&D::stream_groups<1, false>, &D::stream_groups<2, false>, &D::stream_groups<3, false>, &D::stream_groups<4, false>},
+        {&D::stream_groups<1, true>, &D::stream_groups<2, true>, &D::stream_groups<3, true>, &D::stream_groups<4, true>}};
+    return table[msb][(bits < 4 ? bits : 4) - 1];
+  }
+#endif
 
   // tables_[i * table_size_ + c] = what code c of the chunk's i-th group decodes to.
   void fill_tables(std::size_t count) {
@@ -155,9 +226,12 @@ class RowDecoder {
   const AffineLayout& at_;
   const std::size_t group_;
   const int half_;
+  const By by_;
   const std::size_t table_size_;
-  const bool by_table_;
   const Unpack unpack_;
+#if defined(__AVX512BW__)
+  const StreamGroups stream_ = stream_groups_of(at_.bits, at_.msb);
+#endif
   Codes codes_;
   alignas(64) float values_[256];
   alignas(64) float scales_[kChunk + 1];

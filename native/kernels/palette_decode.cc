@@ -8,6 +8,7 @@
 
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
+#include "kernels/register_tables.h"
 #include "kernels/tiles.h"
 
 namespace ingot::INGOT_ISA {
@@ -34,13 +35,6 @@ void look_up(const T* __restrict table, [[maybe_unused]] int bits, const std::ui
 
 #if defined(__AVX512BW__)
 
-// A register holds 32 entries; a table of fewer is repeated, so that the bits above an index need no mask.
-inline __m512i repeated(const std::uint16_t* table, int bits) {
-  alignas(64) std::uint16_t all[32];
-  for (int i = 0; i < 32; ++i) all[i] = table[i & ((1 << bits) - 1)];
-  return _mm512_load_si512(all);
-}
-
 inline __m512i entries(const std::uint16_t* table, int at) { return _mm512_loadu_si512(table + 32 * at); }
 
 template <>
@@ -57,32 +51,9 @@ void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t
     const __m512i low = entries(table, 0), high = entries(table, 1);
     for (; i + 32 <= n; i += 32) _mm512_storeu_si512(out + i, _mm512_permutex2var_epi16(low, index(i), high));
   } else if (n >= 32 && bits == 8) {
-    __m512i all[8];
-    for (int part = 0; part < 8; ++part) all[part] = entries(table, part);
-    for (; i + 32 <= n; i += 32) {
-      const __m512i at = index(i);
-      const __mmask32 sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
-      const __mmask32 seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
-      const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[0], at, all[1]),
-                                                  _mm512_permutex2var_epi16(all[2], at, all[3]));
-      const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[4], at, all[5]),
-                                                   _mm512_permutex2var_epi16(all[6], at, all[7]));
-      _mm512_storeu_si512(out + i, _mm512_mask_blend_epi16(seventh, low, high));
-    }
+    return look_up_bytes(table, codes, n, out);
   }
   for (; i < n; ++i) out[i] = table[codes[i]];
-}
-
-// Two indices per byte straight from the stream: a byte in a lane of 32 bits is moved to the low bits of both halves.
-std::size_t nibbles(const std::uint16_t* table, const std::uint8_t* packed, std::size_t n, std::uint16_t* out) {
-  const __m512i all = repeated(table, 4);
-  std::size_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i / 2)));
-    const __m512i index = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
-    _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(index, all));
-  }
-  return i;
 }
 
 #elif defined(__AVX2__)
@@ -125,8 +96,10 @@ void decode(const PaletteLayout& at, const std::uint8_t* packed, const T* tables
     std::size_t done = 0;
 #if defined(__AVX512BW__)
     if constexpr (sizeof(T) == 2)
-      if (at.bits == 4 && left >= count) {
-        done = nibbles(tables + (at.ids ? std::size_t{at.ids[run]} << 4 : 0), from, count, out + i);
+      if (at.bits <= 4 && left >= count) {
+        const T* table = tables + (at.ids ? std::size_t{at.ids[run]} << at.bits : 0);
+        stream_look_up(at.bits, false)(repeated(table, at.bits), from, count, out + i);
+        done = count;
         left -= done;
       }
 #endif

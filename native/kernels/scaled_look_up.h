@@ -50,17 +50,6 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
 
 #if defined(__AVX512BW__)
 
-template <Dtype kDtype>
-inline __m256i store_sixteen(__m512 values) {
-  if constexpr (kDtype == Dtype::f16) return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
-}
-
 // The magnitudes of E4M3 as bf16, which has them all: code 127 is NaN.
 struct Magnitudes {
   alignas(64) std::uint16_t bits[128];
