@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from ingot.core.buffers import fresh
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
@@ -298,7 +299,7 @@ def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
     reason: Exception | None = None
     if nbytes <= _LARGE or nbytes <= available_ram():
         try:
-            return np.empty(shape, numpy_dtype(dtype))
+            return fresh(shape, numpy_dtype(dtype))
         except (MemoryError, ValueError) as error:
             reason = error
     raise CodecError(

@@ -104,6 +104,42 @@ def scratch(shape: tuple[int, ...], dtype: Any) -> Array:
     return array
 
 
+HUGE = 1 << 21
+"""Bytes of a page of the larger kind, which Linux gives where it is asked for and a block holds all of it."""
+
+
+_ROOMY = 1 << 25  # arrays from here on may take part of such a page more than they need
+_FIRST: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+
+
+def fresh(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an array as ``numpy.empty`` does; a large one begins where a large page does, so that it has no others."""
+    kind = np.dtype(dtype)
+    nbytes = prod(shape) * kind.itemsize
+    if nbytes < _ROOMY:
+        return np.empty(shape, kind)
+    block = np.empty(nbytes + HUGE, np.uint8)  # what is never touched takes no memory
+    start = -block.ctypes.data % HUGE
+    array: Array = block[start : start + nbytes].view(kind).reshape(shape)
+    _FIRST[id(array)] = array
+    return array
+
+
+def is_own(array: Array) -> bool:
+    """Whether ``array`` may be written to and is what its memory belongs to, as NumPy or ``fresh`` knows."""
+    return bool(array.flags.writeable) and (bool(array.flags.owndata) or _FIRST.get(id(array)) is array)
+
+
+def enter(array: Array, nbytes: int) -> None:
+    """Have the system clear the large pages of the first ``nbytes`` of an array (C order), before they are written.
+
+    Nothing was written there yet. A page whose last byte is touched first is cleared from its beginning on, in half the
+    time that it takes from its end.
+    """
+    flat = array.reshape(-1).view(np.uint8)[:nbytes]
+    flat[-(flat.ctypes.data + 1) % HUGE :: HUGE] = 0
+
+
 def transposed(matrix: Array) -> Array:
     """Return a matrix of elements of 1, 2 or 4 bytes with rows and columns in each other's place, in C order."""
     found = np.empty(matrix.shape[::-1], matrix.dtype)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ingot.core import buffers
 from ingot.core.buffers import LEAST, Pool, recycling, scratch, transposed
 
 
@@ -101,3 +102,33 @@ def test_rows_and_columns_change_places(shape: tuple[int, int], dtype: type) -> 
     assert found.flags.c_contiguous
     assert found.dtype == dtype
     assert np.array_equal(found, matrix.T)
+
+
+def test_large_arrays_begin_at_large_pages_and_belong_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_ROOMY", 1 << 20)
+    large, small = buffers.fresh((1 << 19, 1), np.float32), buffers.fresh((3, 5), ml_dtypes.bfloat16)
+    assert place(large) % buffers.HUGE == 0
+    assert large.shape == (1 << 19, 1)
+    assert large.flags.c_contiguous
+    assert buffers.is_own(large)
+    assert buffers.is_own(small)
+    view = large.reshape(-1)
+    assert not buffers.is_own(view)
+    assert not buffers.is_own(np.frombuffer(bytes(8), np.uint8))
+    del large
+    assert not buffers.is_own(view)  # whoever holds it is not asked
+    locked = buffers.fresh((1 << 20,), np.uint8)
+    locked.flags.writeable = False
+    assert not buffers.is_own(locked)
+
+
+@pytest.mark.parametrize("start", [0, 1, 4097])
+def test_only_what_is_entered_is_touched(start: int) -> None:
+    whole = np.full(2 * buffers.HUGE + 8192, 7, np.uint8)
+    count = buffers.HUGE + 100
+    buffers.enter(whole[start:], count)
+    touched = np.flatnonzero(whole == 0)
+    assert len(touched) in (1, 2)
+    assert touched.min() >= start
+    assert touched.max() < start + count
+    assert ((place(whole) + touched + 1) % buffers.HUGE == 0).all()

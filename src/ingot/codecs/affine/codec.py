@@ -149,14 +149,14 @@ class AffineCodec:
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
             )
-        out = result(tensor, dtype, out)
+        new, out = out is None, result(tensor, dtype, out)
         matrix = out.reshape(params.matrix_of(tensor.shape))
         codes = tensor.parts["packed_weight"]
         in_place = codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1])
         if in_place and params.block is None:
             arrays = {role: part.array() for role, part in tensor.parts.items()}
             packed = np.frombuffer(codes.view(), np.uint8)
-            decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, workers=None)
+            decode_rows(params, packed, arrays["scales"], arrays.get("zeros"), matrix, None, new)
             return out
         reader = AffineReader(tensor, params, workers=None)
         reader.read_into(matrix)

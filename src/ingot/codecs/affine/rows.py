@@ -8,6 +8,7 @@ from math import gcd
 import numpy as np
 
 from ingot.core import native
+from ingot.core.buffers import HUGE, enter
 from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
 from ingot.core.parallel import default_workers, for_ranges
 from ingot.errors import CodecError
@@ -17,6 +18,7 @@ from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
+_FRESH = 1 << 22  # the same where pages are cleared just before, which puts them into a cache
 _ALONE = 1 << 24  # the same on one thread: a few milliseconds, so that an interrupt does not wait long
 
 
@@ -169,7 +171,13 @@ def join_rows(rows: Array, row_bits: int) -> Array:
 
 
 def decode_rows(
-    params: AffineLayout, packed: Array, scales: Array, zeros: Array | None, out: Array, workers: int | None = 1
+    params: AffineLayout,
+    packed: Array,
+    scales: Array,
+    zeros: Array | None,
+    out: Array,
+    workers: int | None = 1,
+    new: bool = False,
 ) -> None:
     """Decode whole rows: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype`` (f32, f16, bf16;
     f64 holds f32).
@@ -183,6 +191,8 @@ def decode_rows(
     out : rows x cols, C order
     workers : int, optional
         Threads; None for as many as there are processors. Small matrices take one.
+    new : bool
+        Nothing was written to the memory of ``out`` yet.
 
     Raises
     ------
@@ -198,6 +208,8 @@ def decode_rows(
 
     def run(start: int, stop: int) -> None:
         some, target = everything.cut(start, stop, rows), out[start:stop]
+        if new:  # what comes next is written next, if there is one thread: so a page that is begun is cleared whole
+            enter(out[start:], target.nbytes + (HUGE if workers == 1 else 0))
         narrow = np.empty(target.shape, np.float32) if wide else target
         some.decode(narrow)
         if risky:
@@ -207,7 +219,7 @@ def decode_rows(
 
     workers = 1 if out.size < 4 * STEP else default_workers() if workers is None else workers
     # Scratch memory, and a second look at the values, want pieces that stay in a cache.
-    step = _ALONE if workers == 1 and not (wide or risky) else STEP
+    step = STEP if workers > 1 or wide or risky else _FRESH if new else _ALONE
     for_ranges(rows, max(1, step // cols), run, workers)
 
 

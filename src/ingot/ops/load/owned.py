@@ -11,6 +11,7 @@ import numpy as np
 from ingot.codecs.base import empty
 from ingot.codecs.dense.codec import DenseReader
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import is_own
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.gcpause import gc_paused
 from ingot.core.parallel import default_workers, ordered
@@ -134,4 +135,4 @@ def _read(tensor: Tensor, out: Array) -> None:
 
 def _decode(tensor: Tensor, arrays: dict[str, Array]) -> None:
     values = tensor.numpy()
-    arrays[tensor.name] = values if values.flags.owndata and values.flags.writeable else values.copy()
+    arrays[tensor.name] = values if is_own(values) else values.copy()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
+from ingot.core import buffers
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import float_name
 from ingot.core.stats import measure
@@ -430,13 +431,18 @@ def test_only_floats_come_out() -> None:
     assert refused(UnsupportedError, lambda: affine(weights(2, 8)).numpy("i8")) == "affine.dtype"
 
 
-def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_ROOMY", 1 << 20)
     array = weights(4100, 1100)
     tensor = affine(array.astype(numpy_dtype("bf16")), bits=3, group=100)
     results = []
     for threads in ("1", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         results.append(tensor.numpy("f16").tobytes())
+        results.append(tensor.numpy(out=np.ones(array.shape, np.float16)).tobytes())
+        own = tensor.numpy("f16", copy=True)
+        assert own.flags.writeable
+        results.append(own.tobytes())
         unmapped = {role: replace(part, source=Unmapped(part.stored())) for role, part in tensor.parts.items()}
         results.append(replace(tensor, parts=unmapped).numpy("f16").tobytes())
     assert len(set(results)) == 1
