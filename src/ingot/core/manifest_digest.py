@@ -27,9 +27,12 @@ def stand_in(algorithm: str) -> str:
     return f"{name}:{prefix}{'0' * (len(text) - len(prefix))}"
 
 
-def fill_cbor(data: bytes, algorithm: str, also: Sequence[Buffer] = ()) -> bytes:
-    """Return a map that ends with a stand-in under ``KEY`` with its digest in the stand-in's place."""
-    return _fill(data, algorithm, len(data) - len(stand_in(algorithm)), also)
+def fill_cbor(data: bytes, algorithm: str, also: Sequence[Buffer] = (), before: Sequence[Buffer] = ()) -> bytes:
+    """Return a map that ends with a stand-in under ``KEY`` with its digest in the stand-in's place.
+
+    ``before`` are pieces of the map before ``data``.
+    """
+    return _fill(data, algorithm, len(data) - len(stand_in(algorithm)), also, before)
 
 
 def fill_json(data: bytes, algorithm: str, also: Sequence[Buffer] = ()) -> bytes:
@@ -37,9 +40,9 @@ def fill_json(data: bytes, algorithm: str, also: Sequence[Buffer] = ()) -> bytes
     return _fill(data, algorithm, _places(data, stand_in(algorithm))[-1], also)
 
 
-def _fill(data: bytes, algorithm: str, start: int, also: Sequence[Buffer]) -> bytes:
+def _fill(data: bytes, algorithm: str, start: int, also: Sequence[Buffer], before: Sequence[Buffer] = ()) -> bytes:
     end = start + len(stand_in(algorithm))
-    return data[:start] + _digest(algorithm, data, (start, end), also).encode() + data[end:]
+    return data[:start] + _digest(algorithm, data, (start, end), also, before).encode() + data[end:]
 
 
 def _places(data: bytes, text: str) -> list[int]:
@@ -80,8 +83,12 @@ def _check(data: Buffer, stated: str, span: tuple[int, int], where: str, also: S
         )
 
 
-def _digest(algorithm: str, data: Buffer, span: tuple[int, int], also: Sequence[Buffer]) -> str:
+def _digest(
+    algorithm: str, data: Buffer, span: tuple[int, int], also: Sequence[Buffer], before: Sequence[Buffer] = ()
+) -> str:
     view, running = memoryview(data), checksums.hasher(algorithm)
+    for piece in before:
+        running.update(piece)
     running.update(view[: span[0]])
     running.update(stand_in(algorithm).encode())
     running.update(view[span[1] :])

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ingot.core.stats import ErrorStats
-from ingot.engine.pipeline import Begin, Chunk, End, Pipeline
+from ingot.engine.pipeline import Begin, Chunk, End, Pipeline, Whole
+
+_NONE = ErrorStats()
 
 
 class Sink(Protocol):
@@ -23,8 +25,8 @@ class Sink(Protocol):
 
 def drive(
     pipeline: Pipeline,
-    opened: Callable[[Begin], Sink],
-    finished: Callable[[End, dict[str, Any], ErrorStats], None],
+    opened: Callable[[Begin | Whole], Sink],
+    finished: Callable[[End | Whole, dict[str, Any], ErrorStats], None],
     advance: Callable[[int, str], None],
 ) -> None:
     """Take the pipeline's events in order and write.
@@ -35,7 +37,14 @@ def drive(
     sink: Sink | None = None
     error = ErrorStats()
     for event in pipeline.events():
-        if isinstance(event, Begin):
+        if isinstance(event, Whole):
+            sink = opened(event)
+            advance(0, event.step.tensor.name)
+            sink.write(event.parts)
+            finished(event, sink.close(), _NONE)
+            pipeline.done(event)
+            advance(event.step.in_bytes, "")
+        elif isinstance(event, Begin):
             sink, error = opened(event), ErrorStats()
             advance(0, event.step.tensor.name)
         elif isinstance(event, Chunk):

@@ -10,18 +10,21 @@ from typing import Any, Protocol
 from ingot.core.atomic import Staging
 from ingot.core.parallel import Workers
 from ingot.core.stats import ErrorStats
-from ingot.engine.data import step_data
+from ingot.engine.alike import Finished, by_kind, steps_data
+from ingot.engine.done import Done
 from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
 from ingot.engine.journal import Journal, fingerprint, intact
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching, nothing
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole, nothing
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter, LateMetadata
+from ingot.formats.many import AddsWhole
 from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
+from ingot.model.spec import TensorSpec
 from ingot.stores.local import LocalTarget
 
 
@@ -39,21 +42,6 @@ class Input(Protocol):
     def require_unchanged(self) -> None:
         """Refuse what was written to since it was opened."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A step that is written: its spec with what was learnt, bytes, sums of its error, what its chunks told."""
-
-    step: Step
-    nbytes: int
-    error: ErrorStats
-    notes: Mapping[str, Any]
-
-    def digest(self, point: int) -> str | None:
-        """Return the hex of the values that passed at ``point``; None where they were not hashed."""
-        found: Mapping[str, str] = self.notes.get("digests", {})
-        return found.get(str(point))
 
 
 class Observer:
@@ -147,9 +135,9 @@ def execute(
         Nothing is left under the final name.
     """
     staging = target.staging
-    decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
+    decoded = (tensor for step, _ in by_kind(plan.steps) if (tensor := step.decodes) is not None)
     require_in_proportion(decoded, staging.location)
-    chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
+    chunkings, budget, recycled = cut(plan, resources)
     with Workers(1, "ingot-whole") as beside:
         run = _Run(plan, target, resources, observer)
         whole = beside.submit(_require_whole, inputs)
@@ -175,7 +163,7 @@ class _Run:
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
         self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
         self.files = LocalTarget(target.staging.files, late=not target.scattered)
-        self.done: list[Done] = []
+        self.done = Finished(plan.steps)
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
@@ -187,7 +175,7 @@ class _Run:
             "options": asdict(plan.options),
             "metadata": ascii(plan.metadata),
         }
-        stamp = fingerprint(identities, what, map(step_data, plan.steps))
+        stamp = fingerprint(identities, what, steps_data(plan.steps))
         self._journal = Journal(LocalTarget(staging.folder, late=True), stamp)
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
@@ -235,21 +223,26 @@ class _Run:
         """Write what comes out of the pipeline."""
         pending = self._resources.workers + 2
 
-        def opened(event: Begin) -> Sink:
+        small = _Small(self._writer)
+
+        def opened(event: Begin | Whole) -> Sink:
             written, step = event.running.written, event.step
+            if isinstance(event, Whole):
+                return small.of(step.spec)
             if written is not None:
                 return _Restored(self._writer, written)
             return TensorSink(self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
 
         drive(pipeline, opened, self._finished, self._resources.progress.advance)
 
-    def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
+    def _finished(self, event: End | Whole, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
         params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
         self._journal.append(
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
-        self.done.append(Done(event.step, nbytes, error, notes))
+        if not self.done.as_planned(nbytes, error, notes):
+            self.done.append(Done(event.step, nbytes, error, notes))
         event.step.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -264,6 +257,8 @@ class _Run:
     def _restored(self, records: list[dict[str, Any]]) -> FormatWriter:
         """Start a writer that knows the tensors of ``records``, which lie in the files."""
         plan = self._plan
+        if not records:
+            return plan.format.writer(self.files, self._target.name, plan.artifact, plan.options)
         learnt = [replace(spec, params=record["params"]) for record, spec in zip(records, plan.specs, strict=False)]
         artifact = replace(plan.artifact, tensors=[*learnt, *plan.specs[len(records) :]])
         writer = plan.format.writer(self.files, self._target.name, artifact, plan.options)
@@ -273,6 +268,31 @@ class _Run:
             self.done.append(Done(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
             self._resources.progress.advance(step.in_bytes)
         return writer
+
+
+class _Small:
+    """Writes tensors all of whose bytes are there, one after the other."""
+
+    def __init__(self, writer: FormatWriter) -> None:
+        self._writer, self._spec = writer, TensorSpec("", (), "", "", ())
+        self._add = writer.add if isinstance(writer, AddsWhole) else self._in_pieces
+
+    def of(self, spec: TensorSpec) -> Sink:
+        """Take the next tensor's spec."""
+        self._spec = spec
+        return self
+
+    def write(self, parts: Mapping[str, Any]) -> None:
+        self._record = self._add(self._spec, parts)
+
+    def close(self) -> dict[str, Any]:
+        return self._record
+
+    def _in_pieces(self, spec: TensorSpec, parts: Mapping[str, Any]) -> dict[str, Any]:
+        self._writer.begin(spec)
+        for role, data in parts.items():
+            self._writer.write(role, data)
+        return self._writer.end()
 
 
 class _Restored:

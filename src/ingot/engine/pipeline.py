@@ -10,13 +10,15 @@ all are small, the caller's thread does everything: threads would take turns at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
+from typing import Any, ClassVar
 
 from ingot.core.buffers import recycling
 from ingot.core.parallel import Halt, Workers, adopt
+from ingot.engine.alike import by_kind
 from ingot.engine.watch import Watches
 from ingot.engine.work import Chunking, Encoded, Running, Step, Take, Work
 from ingot.model.ranges import is_distant
@@ -153,7 +155,27 @@ class End:
     running: Running
 
 
-Event = Begin | Chunk | End
+class _AtOnce(Running):
+    """A step of which everything was read at once."""
+
+    def __init__(self) -> None:
+        super().__init__(Chunking(0, 1, 1, 0))
+
+    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A small step from its beginning to its end: all bytes of its ``parts``. ``cost`` is what they took."""
+
+    step: Step
+    parts: Mapping[str, Any]
+    cost: int
+    running: ClassVar[Running] = _AtOnce()
+
+
+Event = Begin | Chunk | End | Whole
 
 
 class Pipeline:
@@ -194,7 +216,7 @@ class Pipeline:
         recycled: int = 0,
         watching: Watching = nothing,
     ) -> None:
-        for step in steps:
+        for step, _ in by_kind(steps):
             step.ready()
         self._steps, self._chunkings, self._measured, self._watching = steps, chunkings, measured, watching
         self._budget = Budget(budget)
@@ -204,7 +226,8 @@ class Pipeline:
         self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
         self._halt = Halt()
-        self._alone = budget >= 4 * _BATCH_BYTES and all(map(_is_small, steps, chunkings))
+        small = all(shape.cost <= _SMALL for shape in chunkings) and all(_is_here(step) for step, _ in by_kind(steps))
+        self._alone = budget >= 4 * _BATCH_BYTES and small
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
@@ -232,8 +255,8 @@ class Pipeline:
                 raise item
             yield from item.events
 
-    def done(self, chunk: Chunk) -> None:
-        """Give a written chunk's memory back."""
+    def done(self, chunk: Chunk | Whole) -> None:
+        """Give the memory of what is written back."""
         if not self._alone:
             self._budget.give(chunk.cost)
 
@@ -285,7 +308,19 @@ class Pipeline:
 
     def _fill(self, step: Step, shape: Chunking, take: Take) -> Iterator[None]:
         """Add the events of a step to the batch; yield each time that it is full, to have it handed on."""
-        running = step.begin(shape, self._watching(step), measured=self._measured)
+        watches = self._watching(step)
+        if shape.cost <= _SMALL and step.repeats:
+            if not take():
+                return
+            parts = step.at_once()
+            if parts is not None:
+                self._batch.events.append(Whole(step, parts, shape.cost))
+                self._batch.cost += shape.cost
+                if self._batch.is_full:
+                    yield
+                return
+            take = _taken(take)
+        running = step.begin(shape, watches, measured=self._measured)
         learnt = running.learn()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
@@ -321,6 +356,12 @@ def _always() -> bool:
     return True
 
 
-def _is_small(step: Step, shape: Chunking) -> bool:
-    """Whether a step is little work, and waits for no other machine."""
-    return shape.cost <= _SMALL and not any(is_distant(part.source) for part in step.tensor.parts.values())
+def _taken(take: Take) -> Take:
+    """Return what takes memory for all chunks but the first, whose is taken."""
+    first = [True]
+    return lambda: first.pop() if first else take()
+
+
+def _is_here(step: Step) -> bool:
+    """Whether a step waits for no other machine."""
+    return not any(is_distant(part.source) for part in step.tensor.parts.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ingot.engine.alike import by_kind, specs_of
 from ingot.engine.specs import least_size
 from ingot.engine.work import Step
 from ingot.formats.accepts import knows_size
@@ -42,8 +43,8 @@ class Plan:
     config: bytes | None = None
 
     @property
-    def specs(self) -> list[TensorSpec]:
-        return [step.spec for step in self.steps]
+    def specs(self) -> Sequence[TensorSpec]:
+        return specs_of(self.steps)
 
     @property
     def artifact(self) -> Artifact:
@@ -54,7 +55,7 @@ class Plan:
     @property
     def in_bytes(self) -> int:
         """Stored bytes that are read."""
-        return sum(step.in_bytes for step in self.steps)
+        return sum(count * step.in_bytes for step, count in by_kind(self.steps))
 
     @cached_property
     def size(self) -> int:
@@ -73,4 +74,4 @@ class Plan:
     @property
     def least(self) -> int:
         """The bytes that the weight files take if no two parts are equal, less what only the bytes themselves tell."""
-        return least_size(self.specs, self.size)
+        return least_size(((step.spec, count) for step, count in by_kind(self.steps)), self.size)

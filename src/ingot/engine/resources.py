@@ -9,9 +9,12 @@ from ingot.core import encodings
 from ingot.core.memory import anonymous_in_use, available_ram, format_size, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress
+from ingot.engine.alike import by_kind, of_each
 from ingot.engine.cost import affordable
+from ingot.engine.plan import Plan
 from ingot.engine.work import Chunking, Room, Step
 from ingot.errors import ResourceError
+from ingot.formats.many import Compact
 from ingot.model.bytesource import ByteSource, Holding, Making
 
 # What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
@@ -51,22 +54,24 @@ class Resources:
         return _RECYCLED if self.ram is None else max(0, min(_RECYCLED, spare // 4))
 
 
-def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
+def chunk_budget(resources: Resources, steps: Sequence[Step], kept: int = _RESERVE_PER_TENSOR) -> int:
     """Return the bytes for chunks: the ceiling less what the process has now and a reserve.
 
-    Without a ceiling, a quarter of what the machine has left, or a little where that is next to nothing.
+    ``kept`` is what is kept of a tensor until the end that is like others. Without a ceiling, a quarter of what the
+    machine has left, or a little where that is next to nothing.
     """
     if resources.ram is None:
         return max(available_ram() // 4, 1 << 28)
     workers = resources.workers
-    reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
+    kinds = [step for step, _ in by_kind(steps)]
+    reserve = RESERVE + _RESERVE_PER_TENSOR * len(kinds) + kept * (len(steps) - len(kinds))
     # What one tensor's fit passes found is still written with while the next one's begin; so is what bytes are made of.
-    reserve += sum(sorted(step.held + _made(step) for step in steps)[-2:])
-    reserve += workers * max((step.scratch for step in steps), default=0)
-    if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
+    reserve += sum(sorted(step.held + _made(step) for step in kinds)[-2:])
+    reserve += workers * max((step.scratch for step in kinds), default=0)
+    if any(part.encoding != "raw" for step in kinds for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
     spare = parse_size(resources.ram) - anonymous_in_use() - reserve
-    return spare - _require_room_to_make(steps, spare)
+    return spare - _require_room_to_make(kinds, spare)
 
 
 def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
@@ -94,15 +99,16 @@ def _sources(step: Step) -> Collection[ByteSource]:
     return {id(part.source): part.source for part in step.tensor.parts.values()}.values()
 
 
-def cut(steps: Sequence[Step], resources: Resources, *, measured: bool) -> tuple[list[Chunking], int, int]:
+def cut(plan: Plan, resources: Resources) -> tuple[list[Chunking], int, int]:
     """Choose each step's chunks; return them, the bytes for all chunks in flight, and those that are kept when done.
 
     Raises ``ResourceError`` ``ram.ceiling`` where a step's smallest chunk does not fit.
     """
-    budget = chunk_budget(resources, steps)
+    steps, format = plan.steps, plan.format
+    budget = chunk_budget(resources, steps, format.per_tensor if isinstance(format, Compact) else _RESERVE_PER_TENSOR)
     slots = resources.workers + 3  # one being read, one being written, one of a fit pass
-    room = Room(budget, slots, measured)
-    chunkings = [affordable(step.chunking(room), budget, step.tensor.name) for step in steps]
+    room = Room(budget, slots, plan.measured)
+    chunkings = of_each(steps, lambda step: affordable(step.chunking(room), budget, step.tensor.name))
     largest = max((shape.cost for shape in chunkings), default=0)
     recycled = resources.recycled(budget - largest)
     if resources.ram is not None:

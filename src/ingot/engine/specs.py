@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ingot.codecs.base import Encoder
@@ -30,9 +30,9 @@ def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
     )
 
 
-def least_size(specs: Sequence[TensorSpec], size: int) -> int:
-    """Return ``size``, which a format tells of these specs, less the parts whose length only their bytes tell."""
-    return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
+def least_size(specs: Iterable[tuple[TensorSpec, int]], size: int) -> int:
+    """Return ``size``, which a format tells of so many of these specs, less what only their parts' bytes tell."""
+    return max(0, size - sum(n * part.at_most for spec, n in specs for part in spec.parts if part.length is None))
 
 
 def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, encoding: str) -> TensorSpec:

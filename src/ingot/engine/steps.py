@@ -39,10 +39,22 @@ class Move(Step):
     source: int = field(default=0, kw_only=True)
 
     encodes_parts: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
 
     @property
     def decodes(self) -> Tensor | None:
         return None
+
+    def like(self, tensor: Tensor) -> Move:
+        return Move(tensor, self.spec.named(tensor.name), exact=self.exact, rule=self.rule, source=self.source)
+
+    def at_once(self) -> Mapping[str, Any] | None:
+        parts = self.tensor.parts
+        if len(parts) != 1:
+            return None
+        ((role, part),) = parts.items()
+        data = memoryview(bytearray(part.length))
+        return {role: data} if part.length and part.read_whole(data) else None
 
     def chunking(self, room: Room) -> Chunking:
         piece = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, room.budget // room.slots))

@@ -80,6 +80,8 @@ class Step(ABC):
     encodes_parts: ClassVar[bool] = True
     elsewhere: ClassVar[bool] = False
     """Whether another process does it, so that no values pass here."""
+    repeats: ClassVar[bool] = False
+    """Whether ``like`` makes such steps for other tensors; nothing is learnt or held while one runs."""
 
     @property
     def origin(self) -> Step:
@@ -137,6 +139,14 @@ class Step(ABC):
         """Let go of what fit passes found, when the tensor is written."""
         for encoder in self.encoders:
             base.forget(encoder)
+
+    def like(self, tensor: Tensor) -> Step:
+        """Return this step for a tensor that differs from its own in name, place and digest alone."""
+        raise NotImplementedError
+
+    def at_once(self) -> Mapping[str, Any] | None:
+        """Read and return all bytes of each part, where they are few and nothing else is to be done with them."""
+        return None
 
     @abstractmethod
     def chunking(self, room: Room) -> Chunking:

@@ -16,7 +16,7 @@ class Order:
     Parameters
     ----------
     specs : sequence of TensorSpec or None
-        The tensors to come; None where any tensor of a new name may come next.
+        The tensors to come, which may not change; None where any tensor of a new name may come next.
     file : str
         What messages call the file.
 
@@ -27,18 +27,15 @@ class Order:
     """
 
     def __init__(self, specs: Sequence[TensorSpec] | None, file: str = "") -> None:
-        self.specs = None if specs is None else list(specs)
+        self.specs = specs
         self.current: TensorSpec | None = None
-        self._file = file
-        self._names: set[str] = set()
-        self._written: dict[str, int] = {}
-        if len({spec.name for spec in self.specs or ()}) != len(self.specs or ()):
-            raise UsageError("expected each tensor name once", rule="writer.duplicate", where=file or None)
-
-    @property
-    def done(self) -> int:
+        self.done = 0
         """Number of tensors that are complete."""
-        return len(self._names)
+        self._file = file
+        self._names: set[str] | None = set() if specs is None else None  # where no specs tell what comes
+        self._written: dict[str, int] = {}
+        if specs is not None and len({spec.name for spec in specs}) != len(specs):
+            raise UsageError("expected each tensor name once", rule="writer.duplicate", where=file or None)
 
     def expect(self, name: str) -> TensorSpec:
         """Return the next spec, of a tensor that is to be written or was written by an earlier run.
@@ -49,23 +46,25 @@ class Order:
             raise self._misuse("writer.order", f"expected the end of {self.current.name!r} first", name)
         if self.specs is None:
             raise self._misuse("writer.order", "expected to know which tensors come, found no specs", name)
-        wanted = self.specs[self.done].name if self.done < len(self.specs) else None
-        if wanted != name:
-            text = "no more tensors" if wanted is None else f"{wanted!r} next"
+        wanted = self.specs[self.done] if self.done < len(self.specs) else None
+        if wanted is None or wanted.name != name:
+            text = "no more tensors" if wanted is None else f"{wanted.name!r} next"
             raise self._misuse("writer.order", f"expected {text}", name)
-        return self.specs[self.done]
+        return wanted
 
     def begin(self, spec: TensorSpec) -> None:
         """Open a tensor. Its parts are those of ``spec``, which may know more than the one announced.
 
         Raises ``UsageError`` ``writer.order``; ``writer.duplicate`` where no specs tell what comes.
         """
-        if self.specs is not None or self.current is not None:
-            self.expect(spec.name)
-        elif spec.name in self._names:
-            raise self._misuse("writer.duplicate", "expected each tensor name once", spec.name)
+        self._next(spec.name)
         self.current = spec
         self._written = dict.fromkeys((part.role for part in spec.parts), 0)
+
+    def whole(self, name: str) -> None:
+        """Count a tensor all of whose bytes are at hand; errors as ``begin``."""
+        self._next(name)
+        self._complete(name)
 
     def write(self, role: str, nbytes: int) -> int:
         """Count bytes of a part and return where in it they begin.
@@ -95,12 +94,12 @@ class Order:
                 message = f"expected {part.length} bytes of {part.role!r}, found {self._written[part.role]}"
                 raise self._misuse("writer.length", message, spec.name)
         self.current = None
-        self._names.add(spec.name)
+        self._complete(spec.name)
         return spec
 
     def restored(self, name: str) -> None:
         """Count a tensor that an earlier run wrote; errors as ``expect``."""
-        self._names.add(self.expect(name).name)
+        self._complete(self.expect(name).name)
 
     def finish(self) -> None:
         """Raise ``UsageError`` ``writer.incomplete`` where a tensor is open or missing."""
@@ -108,6 +107,17 @@ class Order:
             raise self._misuse("writer.incomplete", "expected the end of the tensor", self.current.name)
         if self.specs is not None and self.done != len(self.specs):
             raise self._misuse("writer.incomplete", f"expected {len(self.specs)} tensors, found {self.done}", "")
+
+    def _next(self, name: str) -> None:
+        if self.specs is not None or self.current is not None:
+            self.expect(name)
+        elif self._names is not None and name in self._names:
+            raise self._misuse("writer.duplicate", "expected each tensor name once", name)
+
+    def _complete(self, name: str) -> None:
+        self.done += 1
+        if self._names is not None:
+            self._names.add(name)
 
     def _opened(self, message: str) -> TensorSpec:
         if self.current is None:

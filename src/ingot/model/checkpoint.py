@@ -13,6 +13,7 @@ from ingot.errors import UsageError
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Range, Ranged
 from ingot.model.features import Flags
+from ingot.model.lazy import Many, as_many
 from ingot.model.limits import require_room
 from ingot.model.ranges import distant
 from ingot.model.slices import Index
@@ -124,9 +125,14 @@ class Checkpoint(Mapping[str, Tensor]):
         return checkpoint_html(repr(self), self)
 
     @property
+    def many(self) -> Many[Tensor]:
+        """The tensors, for whoever goes over all of them and does not want each one made, or kept."""
+        return as_many(self._tensors)
+
+    @property
     def nbytes(self) -> int:
         """Stored bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.values())
+        return self.many.total(lambda tensor: tensor.nbytes)
 
     def require_whole(self) -> None:
         """Compare the digest over the whole file, where the format has one; a second call does nothing.

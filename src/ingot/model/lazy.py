@@ -2,13 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class Lazy(Mapping[str, T], Generic[T]):
+class Many(Mapping[str, T], Generic[T]):
+    """A mapping of so many values that whoever goes over all of them does not want each one made, or kept."""
+
+    def kind(self, name: str) -> Hashable:
+        """Return what a value shares with those that differ from it in name, place and digest alone; None where it may
+        be the only one. Cheaper than the value."""
+        return None
+
+    def passing(self, name: str) -> T:
+        """Return a value for somebody who does not keep it: nor does the mapping."""
+        return self[name]
+
+    def where(self, test: Callable[[T], bool]) -> list[str]:
+        """Return the names of the values that pass a test, which is made once of those of a kind."""
+        known: dict[Hashable, bool] = {}
+        found = []
+        for name in self:
+            kind = self.kind(name)
+            passes = None if kind is None else known.get(kind)
+            if passes is None:
+                passes = known[kind] = test(self.passing(name))
+            if passes:
+                found.append(name)
+        return found
+
+    def total(self, count: Callable[[T], int]) -> int:
+        """Return the sum of what ``count`` gives of all values, which is asked once of those of a kind."""
+        known: dict[Hashable, int] = {}
+        found = 0
+        for name in self:
+            kind = self.kind(name)
+            own = None if kind is None else known.get(kind)
+            if own is None:
+                own = known[kind] = count(self.passing(name))
+            found += own
+        return found
+
+
+def as_many(values: Mapping[str, T]) -> Many[T]:
+    """Return a mapping as one that may not want its values made or kept."""
+    return values if isinstance(values, Many) else _Kept(values)
+
+
+class _Kept(Many[T]):
+    """Values that are there."""
+
+    def __init__(self, values: Mapping[str, T]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> T:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Lazy(Many[T]):
     """A read-only mapping whose values are made one at a time: each when it is first asked for, and only once.
 
     Parameters
@@ -17,10 +76,14 @@ class Lazy(Mapping[str, T], Generic[T]):
         In order, each once, quick to search: a dict or another mapping. It may not change.
     make : callable
         Makes the value of a name. Of two threads that ask at the same time both may make one; both get the first.
+    kind : callable, optional
+        See ``Many.kind``.
     """
 
-    def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
-        self._names, self._make = names, make
+    def __init__(
+        self, names: Collection[str], make: Callable[[str], T], kind: Callable[[str], Hashable] | None = None
+    ) -> None:
+        self._names, self._make, self._kind = names, make, kind
         self._made: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -39,3 +102,10 @@ class Lazy(Mapping[str, T], Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
+
+    def kind(self, name: str) -> Hashable:
+        return None if self._kind is None else self._kind(name)
+
+    def passing(self, name: str) -> T:
+        made = self._made.get(name)
+        return self._make(name) if made is None else made

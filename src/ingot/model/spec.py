@@ -85,6 +85,10 @@ class TensorSpec:
         """Decoded bytes of each part by its role; None where only the bytes tell."""
         return {part.role: part.nbytes for part in self.parts}
 
+    def named(self, name: str) -> TensorSpec:
+        """Return this spec of a tensor of another name."""
+        return TensorSpec(name, self.shape, self.dtype, self.codec, self.parts, self.params)
+
     def part(self, role: str) -> PartSpec:
         """Return the part of that role; KeyError if there is none."""
         for part in self.parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike, fspath
@@ -19,6 +19,7 @@ from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
+from ingot.model.lazy import Many, as_many
 from ingot.model.limits import require_decompressed
 from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
@@ -138,17 +139,20 @@ def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return _Decoding(tensors)
 
 
-class _Decoding(Mapping[str, Tensor]):
+class _Decoding(Many[Tensor]):
     """Tensors that get their decoders when they are asked for: who keeps them is the mapping behind this one."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+        self._tensors = as_many(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        if tensor.decoder is None and tensor.codec in CODECS:
-            tensor.decoder = CODECS[tensor.codec]
-        return tensor
+        return _decoding(self._tensors[name])
+
+    def kind(self, name: str) -> Hashable:
+        return self._tensors.kind(name)
+
+    def passing(self, name: str) -> Tensor:
+        return _decoding(self._tensors.passing(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -158,6 +162,12 @@ class _Decoding(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
+
+
+def _decoding(tensor: Tensor) -> Tensor:
+    if tensor.decoder is None and tensor.codec in CODECS:
+        tensor.decoder = CODECS[tensor.codec]
+    return tensor
 
 
 def open(

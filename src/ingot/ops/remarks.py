@@ -6,6 +6,7 @@ import re
 
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.orientation import says_no_axis
+from ingot.model.lazy import as_many
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
@@ -28,7 +29,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     if shard:
         notes.append(("open.one-shard", shard))
     notes += [(rule, told) for rule, told in source.catalog.remarks if rule == "torchfile.left-out"]
-    unsaid = [tensor.name for tensor in source.catalog.tensors.values() if _is_unsaid(tensor)]
+    unsaid = as_many(source.catalog.tensors).where(_is_unsaid)
     if unsaid:
         told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"
         notes.append(("affine.axis-unsaid", f"{told}, GPTQ's own are packed along the first; {unsaid[0][:200]!r}"))

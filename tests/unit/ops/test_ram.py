@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,26 @@ def test_one_scale_for_a_whole_tensor_needs_no_whole_tensor(tmp_path: Path, quan
     command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "big.safetensors")]
     command += [str(tmp_path / "out.zt"), "--recipe", str(tmp_path / "tensor.toml"), "--max-ram", "192MiB", "-q"]
     assert peak_anonymous(command) < parse_size("192MiB")
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_many_small_tensors_counts(tmp_path: Path) -> None:
+    """Headers, plans and reports are under the ceiling too; the least ceiling is told, and enough."""
+    big_checkpoint(tmp_path / "many.safetensors", 1, 16, 40_000)
+    command = [sys.executable, "-m", "ingot.cli.main", "convert", str(tmp_path / "many.safetensors")]
+    command += [str(tmp_path / "out.zt"), "-q", "--max-ram"]
+    refused = subprocess.run([*command, "60MiB"], check=False, capture_output=True, text=True)
+    more = re.search(r"raise --max-ram by ([0-9.]+) MiB", " ".join(refused.stderr.split()))
+    assert refused.returncode == 1
+    assert more is not None
+    ceiling = (60 << 20) + int((float(more[1]) + 1) * (1 << 20))
+    peak = peak_anonymous([*command, str(ceiling)])
+    assert peak < ceiling
+    one = tmp_path / "one"
+    one.mkdir()
+    big_checkpoint(one / "one.safetensors", 1, 16, 1)
+    alone = peak_anonymous([*command[:4], str(one / "one.safetensors"), str(one / "out.zt"), "-q"])
+    assert (peak - alone) / 40_000 < 1024
 
 
 @pytest.mark.slow

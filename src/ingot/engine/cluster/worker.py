@@ -12,7 +12,7 @@ from ingot.core.stats import ErrorStats
 from ingot.engine.cluster.notes import Made, Task
 from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.steps import Encode
@@ -151,7 +151,7 @@ def make(
     ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
-    chunkings, budget, recycled = cut(plan.steps, resources, measured=plan.measured)
+    chunkings, budget, recycled = cut(plan, resources)
     if task.rows is not None:
         chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
         hashed = [()]
@@ -169,7 +169,7 @@ def make(
         ) as pipeline,
     ):
 
-        def opened(event: Begin) -> Sink:
+        def opened(event: Begin | Whole) -> Sink:
             step, pending = event.step, resources.workers + 2
             writer: Any = parts
             if places is not None and task.rows is None and has_place(step):
@@ -177,7 +177,7 @@ def make(
                 writer = places.writer
             return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
 
-        def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
+        def finished(event: End | Whole, record: dict[str, Any], error: ErrorStats) -> None:
             number, notes = task.start + len(made), event.running.notes()
             if "runs" in record:
                 params = dict(event.step.spec.params) if _learns(event.step) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ingot.core import manifest_digest
@@ -53,7 +53,11 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(names, make)
+    def kind(name: str) -> Hashable:
+        entry = (homes[name] if homes else files[0]).header.entries[name]
+        return entry.dtype, entry.shape
+
+    return Lazy(names, make, kind)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:

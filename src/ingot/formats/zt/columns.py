@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -86,16 +86,20 @@ class Columns:
         """Return the objects, which are made when they are asked for."""
         return Rows(self.rows, self._object)
 
-    def dense(self, source: ByteSource, *, verify: bool) -> Callable[[str], Tensor | None]:
-        """Return what makes dense tensors in one raw part, as most are, without an object between; None of others."""
+    def dense(
+        self, source: ByteSource, *, verify: bool
+    ) -> tuple[Callable[[str], Tensor | None], Callable[[str], Hashable]]:
+        """Return what makes dense tensors in one raw part, as most are, without an object between, and what tells their
+        kinds (``Many.kind``); both give None of others."""
         parts, simple = self.parts, self._simple().tobytes()
+        rows, first = self.rows, self.components.first
         dtypes, digests, data = parts.dtype, parts.digest, self.data
 
         def make(name: str) -> Tensor | None:
-            row = self.rows[name]
+            row = rows[name]
             if not simple[row]:
                 return None
-            at = self.components.first[row]
+            at = first[row]
             dtype, begin = dtypes.texts[dtypes.first[at]], digests.first[at]
             part = Part(
                 dtype=dtype,
@@ -108,7 +112,11 @@ class Columns:
             )
             return Tensor(name, self.shape.sizes(row), dtype, DenseLayout.codec, {DATA: part})
 
-        return make
+        def kind(name: str) -> Hashable:
+            row = rows[name]
+            return (dtypes.first[first[row]], self.shape.sizes(row)) if simple[row] else None
+
+        return make, kind
 
     def _simple(self) -> Flags:
         """Return which objects are dense tensors in one raw part that states nothing more than its digest."""

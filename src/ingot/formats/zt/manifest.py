@@ -17,10 +17,12 @@ from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
+from ingot.model.bytesource import Buffer
 from ingot.model.layouts.ids import file_id
 from ingot.model.spec import TensorSpec
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_MAP = 5 << 5  # CBOR's major type, in a head's first byte
 _VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1,64})?")
 
 
@@ -171,19 +173,49 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
     return entry
 
 
-def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], digest: str | None) -> bytes:
-    """Return the CBOR of a manifest with these entries, and with a digest of itself by the algorithm ``digest``.
+class Entries:
+    """Entries of a manifest as they will be written, one after the other: what they say takes ten times the memory."""
 
-    The same entries in the same order give the same bytes.
-    """
+    def __init__(self) -> None:
+        self.count, self.data = 0, bytearray()
+
+    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Append the entry of a tensor, each name once; errors as ``cbor.dumps``."""
+        self.data += _pairs({name: entry})
+        self.count += 1
+
+
+def entry_size(entry: Mapping[str, Any]) -> int:
+    """Return the bytes of a tensor's entry, less its name."""
+    return len(_pairs({"": entry})) - 1
+
+
+def _pairs(entries: Mapping[str, Any]) -> bytes:
+    """Return what a map of few entries holds, which lies in the root: as deep as it may be."""
+    return cbor.dumps([entries])[2:]
+
+
+def around(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[bytes, bytes]:
+    """Return what comes before so many entries and behind them: where there is to be a digest, its stand-in."""
     root: dict[str, Any] = {"version": VERSION}
     if metadata:
         root["attributes"] = metadata
-    root["objects"] = objects
+    ending = b"" if digest is None else cbor.dumps({manifest_digest.KEY: manifest_digest.stand_in(digest)})[1:]
+    head = bytearray(cbor.dumps({**root, "objects": count}))
+    head[0] += digest is not None
+    head[-len(cbor.dumps(count))] |= _MAP  # the head of a map of so many is spelled as the number is
+    return bytes(head), ending
+
+
+def build(entries: Entries, metadata: Mapping[str, Any], digest: str | None) -> list[Buffer]:
+    """Return the CBOR of a manifest with these entries, and with a digest of itself by the algorithm ``digest``.
+
+    In pieces, one of which are the entries as they are. The same entries in the same order give the same bytes.
+    """
+    before, behind = around(entries.count, metadata, digest)
     if digest is None:
-        return cbor.dumps(root)
-    root[manifest_digest.KEY] = manifest_digest.stand_in(digest)
-    return manifest_digest.fill_cbor(cbor.dumps(root), digest)
+        return [before, entries.data]
+    return [before, entries.data, manifest_digest.fill_cbor(behind, digest, before=(before, entries.data))]
 
 
 def amended(data: bytes, more: Mapping[str, Any], digest: str | None) -> bytes:
@@ -200,9 +232,14 @@ def amended(data: bytes, more: Mapping[str, Any], digest: str | None) -> bytes:
 
 
 def footed(manifest: bytes) -> bytes:
-    """Return a manifest with the footer behind it; ``UnsupportedError`` ``zt.manifest-too-large``."""
-    if len(manifest) > MAX_MANIFEST:
+    """Return a manifest with the footer behind it; errors as ``footer``."""
+    return manifest + footer(len(manifest))
+
+
+def footer(size: int) -> bytes:
+    """Return what comes behind a manifest of so many bytes; ``UnsupportedError`` ``zt.manifest-too-large``."""
+    if size > MAX_MANIFEST:
         raise UnsupportedError(
-            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}", rule="zt.manifest-too-large"
+            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}", rule="zt.manifest-too-large"
         )
-    return manifest + struct.pack("<Q", len(manifest)) + MAGIC
+    return struct.pack("<Q", size) + MAGIC

@@ -139,7 +139,7 @@ def tensors_of(
     source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
 ) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
-    dense = None if columns is None else columns.dense(source, verify=verify)
+    dense, kind = (None, None) if columns is None else columns.dense(source, verify=verify)
 
     def make(name: str) -> Tensor:
         plain = None if dense is None else dense(name)
@@ -169,7 +169,7 @@ def tensors_of(
             verify=verify,
         )
 
-    return Lazy(objects, make)
+    return Lazy(objects, make, kind)
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,8 @@ from ingot.core import cbor, checksums, chunk_digests
 from ingot.core.checked import MAX_RANK
 from ingot.core.encodings import ENCODINGS
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
-from ingot.formats.zt.layout import FOOTER, MAGIC, place
-from ingot.formats.zt.manifest import Blob, Object, build, describe
+from ingot.formats.zt.layout import FOOTER, MAGIC, align, place
+from ingot.formats.zt.manifest import Blob, Object, around, describe, entry_size
 from ingot.formats.zt.rules import ITEM_BYTES, MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import file_id
@@ -34,7 +34,7 @@ def refusal(spec: TensorSpec) -> str | None:
 
 def check_spec(spec: TensorSpec) -> None:
     """Raise ``UnsupportedError`` with the reader's rule unless the reader would accept the tensor."""
-    if _is_plain(spec):
+    if is_plain(spec):
         return
     try:
         _check_parts(spec)
@@ -43,7 +43,7 @@ def check_spec(spec: TensorSpec) -> None:
         raise UnsupportedError(error.message, rule=error.rule, where=error.where or spec.name) from error
 
 
-def _is_plain(spec: TensorSpec) -> bool:
+def is_plain(spec: TensorSpec) -> bool:
     """Whether this is a dense tensor in one raw part that breaks no rule: of 100,000 tensors most are."""
     if len(spec.parts) != 1 or spec.codec != DenseLayout.codec or spec.params:
         return False
@@ -99,7 +99,7 @@ def _convert(entry: Mapping[str, Any]) -> Object:
 
 def check_written(spec: TensorSpec, entry: Mapping[str, Any]) -> None:
     """Raise ``FormatError`` unless the finished tensor keeps every rule: wrong sizes show here at the latest."""
-    if not (_is_plain(spec) and entry["components"][DATA]["length"] == spec.parts[0].length):
+    if not (is_plain(spec) and entry["components"][DATA]["length"] == spec.parts[0].length):
         check_object(_HERE, spec.name, _convert(entry))
 
 
@@ -123,20 +123,35 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
     """Return the exact bytes of the file; an unknown length counts as the most that it can be."""
     stand_in = None if digest is None else checksums.digest(digest, b"")
-    tail = len(MAGIC)
-    objects: dict[str, Any] = {}
+    tail, said = len(MAGIC), 0
+    known: dict[tuple[Any, ...], int] = {}
     for spec in specs:
-        parts, open_ended = spec.parts, any(part.length is None for part in spec.parts)
-        ordered: Sequence[int] = range(len(parts))
-        if open_ended:
-            parts = tuple(replace(part, length=part.at_most) if part.length is None else part for part in parts)
-            ordered = layout_order(spec.parts)
-        offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
-        places = dict(zip(ordered, offsets, strict=True))
-        blobs = [
-            Blob(places[index], part.length or 0, stand_in, chunk_digests.stand_in(digest, part.length or 0))
-            for index, part in enumerate(parts)
-        ]
-        stated = replace(spec, parts=parts) if open_ended else spec
-        objects[spec.name] = describe(stated, attributes_of(spec), blobs)
-    return tail + len(build(objects, metadata, digest)) + FOOTER
+        said += len(cbor.dumps(spec.name))
+        if not is_plain(spec):
+            size, tail = _said_of(spec, tail, digest, stand_in)
+            said += size
+            continue
+        length, start = spec.parts[0].length or 0, align(tail)
+        key = spec.shape, spec.dtype, start.bit_length()  # an offset's bits tell how many bytes it takes
+        if key not in known:
+            known[key] = _said_of(spec, tail, digest, stand_in)[0]
+        said += known[key]
+        tail = start + length
+    return tail + said + sum(map(len, around(len(specs), metadata, digest))) + FOOTER
+
+
+def _said_of(spec: TensorSpec, tail: int, digest: str | None, stand_in: str | None) -> tuple[int, int]:
+    """Return the bytes of an entry without its name, and the tail behind the tensor's parts."""
+    parts, open_ended = spec.parts, any(part.length is None for part in spec.parts)
+    ordered: Sequence[int] = range(len(parts))
+    if open_ended:
+        parts = tuple(replace(part, length=part.at_most) if part.length is None else part for part in parts)
+        ordered = layout_order(spec.parts)
+    offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
+    places = dict(zip(ordered, offsets, strict=True))
+    blobs = [
+        Blob(places[index], part.length or 0, stand_in, chunk_digests.stand_in(digest, part.length or 0))
+        for index, part in enumerate(parts)
+    ]
+    stated = replace(spec, parts=parts) if open_ended else spec
+    return entry_size(describe(stated, attributes_of(spec), blobs)), tail

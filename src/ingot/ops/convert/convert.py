@@ -13,6 +13,7 @@ from ingot.core.config import CONFIG
 from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
+from ingot.engine.alike import by_kind
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
@@ -22,6 +23,7 @@ from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
+from ingot.model.lazy import as_many
 from ingot.model.report import Report, Shown
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
@@ -44,7 +46,7 @@ from ingot.ops.convert.ranks import (
     require_packed,
     slice_for,
 )
-from ingot.ops.convert.report import ConvertReport, retyped, tensor_report
+from ingot.ops.convert.report import ConvertReport, retyped, tensor_reports
 from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.rounding import outcomes_of, told
 from ingot.ops.convert.tied import Tied, untangle
@@ -222,14 +224,13 @@ def _read_narrower(plan: ConvertPlan) -> str:
     """Tell of numbers that are kept exactly, and that readers of the target round to the type of their scales."""
     if not isinstance(plan.format, ConfigKeys):
         return ""
-    layouts = ((step.spec.dtype, step.repack.layout) for step in plan.steps if isinstance(step, Repack))
-    counts = Counter(
-        (dtype, layout.scales)
-        for dtype, layout in layouts
-        if isinstance(layout, AffineLayout | WordsLayout)
-        and layout.scales in ("f16", "bf16")
-        and dtype != layout.scales
-    )
+    counts: Counter[tuple[str, str]] = Counter()
+    for step, count in by_kind(plan.steps):
+        layout = step.repack.layout if isinstance(step, Repack) else None
+        if not isinstance(layout, AffineLayout | WordsLayout) or layout.scales not in ("f16", "bf16"):
+            continue
+        if layout.scales != step.spec.dtype:
+            counts[step.spec.dtype, layout.scales] += count
     return "; ".join(
         f"{count} repacked tensors keep their codes and scales; {plan.format.name} is read in {scales}, the type of "
         f"the scales, not in {dtype}: values are rounded to it once"
@@ -309,17 +310,14 @@ def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigC
 def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
     source, plan = prepared.source, prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = [
-            tensor_report(done.step, done.nbytes, done.error, equality(done.step.origin, plan.format, prepared.inexact))
-            for done in executed.done
-        ]
+        tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
     return ConvertReport(
         source=source.location,
         destination=prepared.place.location,
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=tensors,
-        source_nbytes=sum(tensor.nbytes for tensor in source.catalog.tensors.values()),
+        source_nbytes=as_many(source.catalog.tensors).total(lambda tensor: tensor.nbytes),
         source_size=source.stored(),
         size=executed.size,
         seconds=0.0,

@@ -7,7 +7,7 @@ beginning is read, as far as it must be to know.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ingot.codecs.table import CODECS
@@ -15,8 +15,9 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
 from ingot.core.names import count_layers
 from ingot.core.parallel import ordered
+from ingot.engine.alike import Steps
 from ingot.engine.plan import Plan
-from ingot.engine.steps import Encode
+from ingot.engine.steps import Encode, Move
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
@@ -29,6 +30,7 @@ from ingot.formats.base import (
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, full_size
 from ingot.ops.convert.idle import without_effect
@@ -83,15 +85,20 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     layer_count = layers_of(source)
     asked = Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
-        decisions = {name: decide(source, name, request.recipe, layer_count) for name in source}
-        # Errors are measured against what a tensor was before views changed its values.
-        tensors = {name: source[name].origin or source[name] for name in source}
-        planned = [_step_or_where(tensors[name], format, asked, decision) for name, decision in decisions.items()]
+        # Without a recipe all are kept; those are asked for that something else goes by.
+        every = source if request.recipe is not None else [name for name in source.importance if name in source]
+        decisions = {name: decide(source, name, request.recipe, layer_count) for name in every}
+        planned = list(_planned(source, format, asked, decisions))
     open_steps = [item for item in planned if isinstance(item, _Open)]
     measured = ordered(lambda item: item.step(format, asked), open_steps, request.workers if open_steps else 0)
     with gc_paused():
-        steps = [next(measured) if isinstance(item, _Open) else item for item in planned]
-        steps = [steps[index] for index in format.order([step.spec for step in steps])]
+        steps = Steps(source.many)
+        for name, item in zip(source, planned, strict=True):
+            if isinstance(item, int):
+                steps.repeat(name, steps.numbers[item])
+            else:
+                steps.add(next(measured) if isinstance(item, _Open) else item)
+        steps = steps.chosen(format.order(steps.specs))
         plan = ConvertPlan(
             steps=steps,
             format=format,
@@ -106,14 +113,36 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     return plan
 
 
+def _planned(
+    source: Checkpoint, format: Format, asked: Asked, decisions: Mapping[str, Decision]
+) -> Iterator[Step | _Open | int]:
+    """Yield for each tensor its step, or the position of one of which its own is the like."""
+    tensors = source.many
+    known: dict[Hashable, tuple[int, TensorSpec]] = {}
+    for position, name in enumerate(tensors):
+        decision, kind = decisions.get(name, _KEEP), tensors.kind(name)
+        key = None if kind is None or decision.choice is not None else (kind, decision.rule_label)
+        if key in known:
+            like, spec = known[key]
+            if format.refuses(spec.named(name)) is None:
+                yield like
+                continue
+        # Errors are measured against what a tensor was before views changed its values.
+        tensor = tensors.passing(name) if kind is not None else source[name].origin or source[name]
+        step = _step_or_where(tensor, format, asked, decision)
+        if key is not None and isinstance(step, Move):
+            known[key] = position, step.spec
+        yield step
+
+
 def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:
     """Yield what tensors lack, in their files already or by a view; reads masks alone."""
     from ingot.codecs.sparse.blocks import stored_mask
 
-    for name, tensor in source.items():
-        if tensor.codec == BlocksLayout.codec and tensor.decoder is not None:
-            mask = stored_mask(tensor)  # checks the parameters
-            yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
+    for name in source.many.where(lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None):
+        tensor = source[name]
+        mask = stored_mask(tensor)  # checks the parameters
+        yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
 
 
 @dataclass(frozen=True, slots=True)

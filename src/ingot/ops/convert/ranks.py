@@ -11,7 +11,8 @@ from os import fspath
 import numpy as np
 
 from ingot.core.stats import ErrorStats
-from ingot.engine.execute import Done, Executed
+from ingot.engine.done import Done
+from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint

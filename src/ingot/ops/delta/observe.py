@@ -12,7 +12,8 @@ from msgspec import structs
 
 from ingot.core.parallel import Workers
 from ingot.core.progress import Progress
-from ingot.engine.execute import Done, Observer
+from ingot.engine.done import Done
+from ingot.engine.execute import Observer
 from ingot.engine.pair import Diff
 from ingot.engine.pipeline import Watching
 from ingot.engine.plan import Plan

@@ -13,7 +13,8 @@ from typing import Any
 from ingot.core.checksums import Blake3, Sha256, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import ordered
-from ingot.engine.execute import Done, Observer
+from ingot.engine.done import Done
+from ingot.engine.execute import Observer
 from ingot.engine.pipeline import Watching
 from ingot.engine.plan import Plan
 from ingot.engine.route import Patch, Route
