@@ -41,7 +41,8 @@ def float_name(array: Array) -> str:
 
 def as_bits(array: Array) -> Array:
     """Return ``array`` as kernels take it: C order, aligned, f16 and bf16 as uint16; a view where it is so already."""
-    plain = np.require(array, requirements=("C", "A"))
+    flags = array.flags
+    plain = array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
     return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
 
 

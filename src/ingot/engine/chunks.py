@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from math import prod
+
+import numpy as np
 
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.model.ranges import is_distant
 from ingot.model.tensor import Array, Tensor
@@ -20,11 +24,15 @@ def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
 
     Whole rows in general; single elements where every codec works element by element, so that one long row is cut too.
     """
-    if all(codec in CODECS and CODECS[codec].elementwise for codec in (tensor.codec, *codecs)):
-        return prod(tensor.shape), 1
-    return tensor.matrix_shape
+    for codec in (tensor.codec, *codecs):
+        if codec not in CODECS or not CODECS[codec].elementwise:
+            return tensor.matrix_shape
+    return prod(tensor.shape), 1
 
 
+LIGHT = 1 << 14
+"""Bytes of a tensor that is not worth a hand-over between threads."""
+_LITTLE = sys.byteorder == "little"
 _LOOK = 1 << 14  # elements of the first piece that is looked at, which does for nearly all weights
 _MOST = 1 << 18
 
@@ -57,8 +65,27 @@ def weight(tensor: Tensor) -> int:
     return tensor.nbytes + tensor.size
 
 
-def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int) -> Iterator[Array]:
+def at_once(tensor: Tensor, shape: tuple[int, ...]) -> Array | None:
+    """Return all values of a small dense tensor of this machine in a fresh array, its digest proven.
+
+    None where it is not such, or not as its digest says: then its codec's reader reads it, and tells. ``check`` of its
+    codec has passed.
+    """
+    row = DTYPES.get(tensor.dtype)
+    if tensor.codec != DenseLayout.codec or row is None or row.kind == "b" or row.bits < 8 or not _LITTLE:
+        return None
+    part = tensor.parts[DATA]
+    if not 0 < part.length <= LIGHT:
+        return None
+    out = empty(shape, tensor.dtype, tensor.name)
+    return out if out.nbytes == part.length and part.read_whole(out.reshape(-1).view(np.uint8).data) else None
+
+
+def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked: bool = False) -> Iterator[Array]:
     """Yield the decoded values in fresh arrays of at most ``chunk_rows`` x columns, then check digests.
+
+    ``checked``: whoever asks knows the tensor to be in proportion (``model.limits``).
+
 
     Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
     raises.
@@ -67,8 +94,16 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int) -> Iterator
         raise UnsupportedError(
             f"no decoder for codec {tensor.codec!r} and dtype {tensor.dtype!r}", rule="codec.unknown", where=tensor.name
         )
-    require_in_proportion([tensor], tensor.name)
+    if not checked:
+        require_in_proportion([tensor], tensor.name)
     rows, cols = matrix
+    if rows <= chunk_rows and tensor.nbytes <= LIGHT:
+        go_on()
+        CODECS[tensor.codec].check(tensor)
+        whole = at_once(tensor, matrix)
+        if whole is not None:
+            yield whole
+            return
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, chunk_rows):
         go_on()

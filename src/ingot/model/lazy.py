@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -33,17 +33,25 @@ class Many(Mapping[str, T], Generic[T]):
                 found.append(name)
         return found
 
+    def counted(self, names: Iterable[str] | None = None) -> tuple[list[T], list[int]]:
+        """Return a value of each kind, and how many there are of it among ``names``, by default all."""
+        values: list[T] = []
+        counts: list[int] = []
+        known: dict[Hashable, int] = {}
+        for name in self if names is None else names:
+            kind = self.kind(name)
+            number = None if kind is None else known.get(kind)
+            if number is None:
+                known[kind] = len(values)
+                values.append(self.passing(name))
+                counts.append(1)
+            else:
+                counts[number] += 1
+        return values, counts
+
     def total(self, count: Callable[[T], int]) -> int:
         """Return the sum of what ``count`` gives of all values, which is asked once of those of a kind."""
-        known: dict[Hashable, int] = {}
-        found = 0
-        for name in self:
-            kind = self.kind(name)
-            own = None if kind is None else known.get(kind)
-            if own is None:
-                own = known[kind] = count(self.passing(name))
-            found += own
-        return found
+        return sum(number * count(value) for value, number in zip(*self.counted(), strict=True))
 
 
 def as_many(values: Mapping[str, T]) -> Many[T]:

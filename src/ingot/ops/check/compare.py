@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from ingot.core.options import takes
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
-from ingot.engine.chunks import chunks, matrix_of, weight
+from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
 from ingot.model.report import Column, Figure, Line, Report, Shown, Table
 from ingot.model.tensor import Array, Tensor
@@ -38,6 +39,7 @@ IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
 
 _CHUNK = 1 << 20
+_NONE = ErrorStats()
 
 Pair = tuple[Tensor, Tensor]
 ByPair = Callable[[Sequence[Pair], Progress], Iterable["TensorComparison"]]
@@ -186,8 +188,9 @@ def _sides(options: CompareOptions, *, whole: bool) -> Iterator[tuple[Checkpoint
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            with gc_paused():  # all tensors are made: many small objects, none of them garbage
-                require_in_proportion(checkpoint.values(), checkpoint.location)
+            with gc_paused():  # many small objects, none of them garbage
+                kinds, counts = checkpoint.many.counted()
+                require_in_proportion(kinds, checkpoint.location, counts)
             if whole:
                 checkpoint.require_whole()
         with ExitStack() as stack:
@@ -234,9 +237,12 @@ def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
 
 def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
     """Compare tensors in this process."""
-    found_of = ordered_together(_pair, pairs, lambda pair: weight(pair[0]) + weight(pair[1]))
-    for (old, other), found in zip(pairs, found_of, strict=True):
-        state.advance(old.nbytes + other.nbytes, old.name)
+
+    def done(pair: Pair) -> tuple[TensorComparison, int]:
+        return _pair(pair), pair[0].nbytes + pair[1].nbytes
+
+    for found, nbytes in ordered_together(done, pairs, lambda pair: weight(pair[0]) + weight(pair[1])):
+        state.advance(nbytes, found.name)
         yield found
 
 
@@ -264,14 +270,36 @@ def _badness(item: TensorComparison) -> tuple[int, float, str]:
     return order, item.stats.snr_db if item.stats else 0.0, item.name
 
 
-def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[list[Pair], list[TensorComparison]]:
+def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], list[TensorComparison]]:
     """Return the tensors that are compared, and what is said of the others."""
     others = renamed(first, second)
     there = set(others.values())
     alone = [TensorComparison(name, ONLY_B) for name in second if name not in first and name not in there]
     alone += [TensorComparison(name, ONLY_A) for name in first if name not in second and name not in others]
-    pairs = [(first[name], second[name]) for name in first if name in second]
-    return pairs + [(first[name], second[other]) for name, other in others.items()], alone
+    names = [(name, name) for name in first if name in second]
+    return _Pairs(first.many, second.many, [*names, *others.items()]), alone
+
+
+class _Pairs(Sequence[Pair]):
+    """Tensors to compare, of two checkpoints; each made when it is asked for, and not kept."""
+
+    def __init__(self, first: Many[Tensor], second: Many[Tensor], names: Sequence[tuple[str, str]]) -> None:
+        self._first, self._second, self._names = first, second, names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Pair]: ...
+
+    def __getitem__(self, index: int | slice) -> Pair | Sequence[Pair]:
+        if isinstance(index, slice):
+            return _Pairs(self._first, self._second, self._names[index])
+        name, other = self._names[index]
+        return self._first.passing(name), self._second.passing(other)
 
 
 def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
@@ -308,18 +336,20 @@ def _values(first: Tensor, other: Tensor) -> TensorComparison:
     numbers = first.dtype in FLOATS and other.dtype in FLOATS
     if not numbers and first.dtype != other.dtype:
         return TensorComparison(first.name, DIFFERS, f"{first.dtype} and {other.dtype}")
-    same_dtype, same_bits, stats, same_values = first.dtype == other.dtype, True, ErrorStats(), True
+    same_dtype, same_bits, stats, same_values = first.dtype == other.dtype, True, _NONE, True
     matrix = matrix_of(first, other.codec)
     step = max(1, _CHUNK // max(matrix[1], 1))
-    for left, right in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
-        if same_dtype and np.array_equal(_bits(left), _bits(right)):
-            stats = stats + _self_stats(left, numbers)
+    both = chunks(first, matrix, step, checked=True), chunks(other, matrix, step, checked=True)
+    for left, right in zip(*both, strict=True):
+        if same_dtype and _same_bits(left, right):
+            if numbers:
+                stats = _added(stats, measure(left, left))
             continue
         same_bits = False
         if numbers:
             piece = measure(left, right)
             same_values = same_values and piece.different == 0
-            stats = stats + piece
+            stats = _added(stats, piece)
         else:
             same_values = False
     status = IDENTICAL if same_dtype and same_bits else EQUAL if same_values else DIFFERS
@@ -327,8 +357,14 @@ def _values(first: Tensor, other: Tensor) -> TensorComparison:
     return TensorComparison(first.name, status, detail, stats if numbers else None)
 
 
-def _self_stats(rows: Array, numbers: bool) -> ErrorStats:
-    return measure(rows, rows) if numbers else ErrorStats()
+def _added(sums: ErrorStats, more: ErrorStats) -> ErrorStats:
+    return more if sums is _NONE else sums + more
+
+
+def _same_bits(left: Array, right: Array) -> bool:
+    if left.nbytes <= LIGHT:
+        return left.tobytes() == right.tobytes()
+    return np.array_equal(_bits(left), _bits(right))
 
 
 def _bits(rows: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:

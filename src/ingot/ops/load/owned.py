@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -15,7 +14,7 @@ from ingot.core.buffers import is_own
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.gcpause import gc_paused
 from ingot.core.parallel import default_workers, ordered
-from ingot.engine.chunks import weight
+from ingot.engine.chunks import LIGHT, at_once, weight
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_room
@@ -26,8 +25,6 @@ PIECE = 16 << 20
 BATCH = 2 << 20
 # Threads beyond this wait for memory, not for processors.
 _MAX_WORKERS = 8
-# What a tensor weighs that is not worth a hand-over.
-_LIGHT = 1 << 14
 
 _Job = Callable[[], None]
 
@@ -57,16 +54,17 @@ def load_owned(
     for name in chosen:
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
+    many = checkpoint.many
     with gc_paused():  # many small objects, none of them garbage
-        tensors = {name: checkpoint[name] for name in chosen}
-        require_room(tensors.values(), checkpoint.location, retyped=True)
+        kinds, counts = many.counted(chosen)
+        require_room(kinds, checkpoint.location, retyped=True, counts=counts)
     if names is None or set(chosen) == set(checkpoint):
         checkpoint.require_whole()
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers
-    if all(weight(tensor) <= _LIGHT for tensor in tensors.values()):  # threads would take turns at Python's lock
+    if all(weight(tensor) <= LIGHT for tensor in kinds):  # threads would take turns at Python's lock
         workers = 0
-    batches = _batches(tensors.values(), arrays)
+    batches = _batches((many.passing(name) for name in chosen), arrays)
     for _ in ordered(_run, batches, 0 if workers <= 1 else workers, 2 * max(1, workers)):
         pass
     return arrays
@@ -100,11 +98,11 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
     if tensor.dtype not in DTYPES:
         yield partial(_decode, tensor, arrays), tensor.nbytes
         return
-    out = arrays[tensor.name] = empty(tensor.shape, tensor.dtype, tensor.name)
-    if out.nbytes <= _LIGHT and _is_plain(tensor, out):
-        if not (out.nbytes and tensor.parts["data"].read_whole(out.reshape(-1).view(np.uint8).data)):
-            yield partial(_read, tensor, out), out.nbytes
+    ready = at_once(tensor, tensor.shape)
+    if ready is not None:
+        arrays[tensor.name] = ready
         return
+    out = arrays[tensor.name] = empty(tensor.shape, tensor.dtype, tensor.name)
     if not _in_pieces(tensor):
         yield partial(_read, tensor, out), out.nbytes
         return
@@ -112,11 +110,6 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
     for start in range(0, out.nbytes, PIECE):
         piece = data[start : start + PIECE]
         yield partial(tensor.parts["data"].readinto, start, piece), piece.nbytes
-
-
-def _is_plain(tensor: Tensor, out: Array) -> bool:
-    """Whether the stored bytes are those of the array, whatever they are."""
-    return tensor.dtype != "bool" and tensor.parts["data"].length == out.nbytes and sys.byteorder == "little"
 
 
 def _in_pieces(tensor: Tensor) -> bool:
