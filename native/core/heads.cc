@@ -108,10 +108,12 @@ void Heads::put_text(Field& field, std::string_view bytes) {
   const bool repeats = field.letter == 't' || field.letter == 'T';
   if (repeats) {
     const std::vector<std::string_view>& all = field.texts.all();
-    // Records of one tensor follow each other.
+    // Records of one tensor follow each other, and those of another have the same fields.
     const std::int64_t last = field.first.empty() ? -1 : field.first.back();
     const bool same = last >= 0 && all[static_cast<std::size_t>(last)] == bytes;
-    if (const std::int64_t code = same ? last : field.texts.find(bytes); code >= 0) {
+    std::int64_t code = same ? last : field.texts.guess(last, bytes);
+    if (code < 0 && (code = field.texts.find(bytes)) >= 0) field.texts.follows(last, code);
+    if (code >= 0) {
       field.first.push_back(code);
       return;
     }

@@ -1,9 +1,9 @@
 #include "core/table.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/cbor.h"
-#include "core/fnv.h"
 #include "core/json.h"
 
 namespace ingot::table {
@@ -11,8 +11,24 @@ namespace {
 
 constexpr std::size_t kMaxPairs = 64;
 
+// Eight bytes at a time: names are long, and all of them pass here.
 std::size_t hash(std::string_view text) {
-  return static_cast<std::size_t>(fnv1a64(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()));
+  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15u;
+  std::uint64_t found = text.size() * kPrime;
+  const auto mix = [&](std::uint64_t word) {
+    found = (found ^ word) * kPrime;
+    found ^= found >> 29;
+  };
+  std::uint64_t word = 0;
+  std::size_t at = 0;
+  for (; text.size() - at >= sizeof word; at += sizeof word) {
+    std::memcpy(&word, text.data() + at, sizeof word);
+    mix(word);
+  }
+  word = 0;
+  std::memcpy(&word, text.data() + at, text.size() - at);
+  mix(word);
+  return static_cast<std::size_t>(found ^ found >> 32);
 }
 
 // The bytes as strict CBOR. Errors of its cursor are doubts: who looks closely finds them again.
@@ -28,16 +44,28 @@ class Cbor {
   std::size_t place() const { return cursor_.position(); }
   std::size_t position() const { return cursor_.position(); }
   std::uint64_t number() {
+    if (std::uint64_t quick; cursor_.quick_number(quick)) {
+      if (quick > INT64_MAX) throw Doubt{};
+      return quick;
+    }
     const cbor::Item item = want(cbor::Kind::kUnsigned);
     if (item.value > INT64_MAX) throw Doubt{};
     return item.value;
   }
-  std::string_view text() { return want(cbor::Kind::kText).bytes; }
+  std::string_view text() {
+    if (std::string_view quick; cursor_.quick_text(quick)) return quick;
+    return want(cbor::Kind::kText).bytes;
+  }
   [[noreturn]] std::string_view decimal() { throw Doubt{}; }
   Frame map() { return entered(cbor::Kind::kMap); }
   bool key(Frame& frame, std::string_view& key) {
     if (!element(frame)) return false;
-    key = cursor_.key().bytes;
+    if (!cursor_.quick_text(key)) key = cursor_.key().bytes;
+    return true;
+  }
+  bool key_is(Frame& frame, std::string_view text) {
+    if (frame.left == 0 || !cursor_.quick_text_is(text)) return false;
+    --frame.left;
     return true;
   }
   Frame array() { return entered(cbor::Kind::kArray); }
@@ -150,7 +178,9 @@ class Reader {
   void value(const Schema& schema, Column& column) {
     switch (schema.kind) {
       case Kind::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
-      case Kind::kText: column.first.push_back(column.texts.code(in_.text())); return;
+      case Kind::kText:
+        column.first.push_back(column.texts.code_after(column.first.empty() ? -1 : column.first.back(), in_.text()));
+        return;
       case Kind::kPlace: place(column, in_.text()); return;
       case Kind::kDecimal: place(column, in_.decimal()); return;
       case Kind::kSizes: sizes(column); return;
@@ -190,7 +220,14 @@ class Reader {
     std::size_t likely = 0;  // writers keep an order
     auto frame = in_.map();
     std::string_view key;
-    while (in_.key(frame, key)) {
+    for (;;) {
+      while (likely < count && in_.key_is(frame, schema.inner[likely].key)) {
+        if (seen >> likely & 1) throw Doubt{};
+        seen |= std::uint64_t{1} << likely;
+        value(schema.inner[likely], column.inner[likely]);
+        ++likely;
+      }
+      if (!in_.key(frame, key)) break;
       std::size_t tried = 0;
       while (tried < count && schema.inner[likely % count].key != key) ++likely, ++tried;
       if (tried == count) throw Doubt{};
@@ -213,7 +250,7 @@ class Reader {
     auto frame = in_.map();
     std::string_view key;
     while (in_.key(frame, key)) {
-      const std::int64_t code = column.texts.code(key);
+      const std::int64_t code = column.texts.code_after(column.second.empty() ? -1 : column.second.back(), key);
       for (std::size_t i = begin; i < column.second.size(); ++i) {
         if (column.second[i] == code) throw Doubt{};
       }
@@ -265,6 +302,25 @@ std::int64_t Texts::code(std::string_view text) {
     all_.push_back(text);
   }
   return code;
+}
+
+std::int64_t Texts::guess(std::int64_t last, std::string_view text) const {
+  const auto at = static_cast<std::size_t>(last);
+  const std::int64_t code = last < 0 ? first_ : at < next_.size() ? next_[at] : -1;
+  return code >= 0 && all_[static_cast<std::size_t>(code)] == text ? code : -1;
+}
+
+void Texts::follows(std::int64_t last, std::int64_t code) {
+  next_.resize(all_.size(), -1);
+  (last < 0 ? first_ : next_[static_cast<std::size_t>(last)]) = static_cast<std::int32_t>(code);
+}
+
+std::int64_t Texts::code_after(std::int64_t last, std::string_view text) {
+  std::int64_t found = guess(last, text);
+  if (found >= 0) return found;
+  found = code(text);
+  follows(last, found);
+  return found;
 }
 
 void Texts::grow() {

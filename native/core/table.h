@@ -40,6 +40,11 @@ class Texts {
   // The code of a text, which is new if it was not there.
   std::int64_t code(std::string_view text);
   std::int64_t find(std::string_view text) const;  // -1 where it was not there
+  // As `code`, quick where texts come in turn: `last` is the code of the one before, -1 for none.
+  std::int64_t code_after(std::int64_t last, std::string_view text);
+  // What came behind `last` when it came last, if it is the text; -1.
+  std::int64_t guess(std::int64_t last, std::string_view text) const;
+  void follows(std::int64_t last, std::int64_t code);  // notes it
   const std::vector<std::string_view>& all() const { return all_; }
 
  private:
@@ -48,6 +53,8 @@ class Texts {
 
   std::vector<std::string_view> all_;
   std::vector<std::int32_t> slots_;
+  std::vector<std::int32_t> next_;  // by code, what came behind it; -1
+  std::int32_t first_ = -1;
 };
 
 // Values of one field, in the order of the rows; -1 stands for one that is absent.

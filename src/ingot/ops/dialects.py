@@ -77,7 +77,9 @@ _SIGNS = (
 
 
 _OTHERS = tuple({other for sign in _SIGNS for other in sign.others})
-_LONGEST = max(map(len, _OTHERS))
+# Of as many characters at the end of names there are few, and they tell most names without a sign.
+_TOLD = 8
+_ENDS = tuple(other[-_TOLD:] for other in _OTHERS)
 
 
 def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
@@ -100,8 +102,8 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
 
     Asks for an element type only where two names fit, so that it is quick on any number of tensors.
     """
-    ends = {name[-_LONGEST:] for name in tensors}  # few of many names
-    if not any(end.endswith(_OTHERS) for end in ends):
+    ends = {name[-_TOLD:] for name in tensors}
+    if not any(end.endswith(_ENDS) for end in ends):
         return None
     names = set(tensors)
     for name in tensors:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.core.columns import Array, chosen, numbers, spelled
+from ingot.core.columns import Array, chosen, numbers
 from ingot.core.dtypes import DTYPES
 from ingot.formats.squizd.blocks import DTYPE_CODES, MOST, NPCL, npcl
 from ingot.formats.squizd.carry import Form
@@ -27,6 +27,7 @@ Span = tuple[int, int]
 _FIXED = 12  # bytes of a block's header before its sizes
 _WHOLE_BYTES = {name: row.bits // 8 for name, row in DTYPES.items() if row.bits % 8 == 0 and name in DTYPE_CODES}
 _MANY = 1 << 55
+_WORD = 4  # bytes of a number of a block's header
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ def _simple(columns: EntryColumns) -> Flags:
     good &= (counts >= 0) & (counts <= _MANY)
     large = np.flatnonzero(sizes > MOST)
     good[np.searchsorted(starts, large, "right") - 1] = False
-    own = columns.digests
-    odd = ~spelled(own.inner[0], columns.data) | (_foreign(own.texts)[numbers(own.second)] if own.texts else False)
+    own = columns.digests  # which are well spelled, as ``sound`` has seen
+    odd = _foreign(own.texts)[numbers(own.second)] if own.texts else np.zeros(0, bool)
     good[np.searchsorted(numbers(own.first), np.flatnonzero(odd), "right") - 1] = False
     return good
 
@@ -138,8 +139,13 @@ def _headed(source: HeaderSource, columns: EntryColumns, own: Array, rank: int) 
     good, size = np.zeros(own.size, bool), _FIXED + 4 * rank
     for some, base, memory in source.pieces(offsets[order], np.full(own.size, size)):
         chosen_ones = order[some]
-        found = memory[(offsets[chosen_ones] - base)[:, None] + np.arange(size)]
-        good[chosen_ones] = (found == heads[chosen_ones].view(np.uint8)).all(1)
+        places, wanted = offsets[chosen_ones] - base, heads[chosen_ones]
+        if (places % _WORD).any():
+            found = memory[places[:, None] + np.arange(size)]
+            good[chosen_ones] = (found == wanted.view(np.uint8)).all(1)
+        else:  # as writers have it
+            words = memory[: memory.size // _WORD * _WORD].view("<u4")
+            good[chosen_ones] = (words[(places // _WORD)[:, None] + np.arange(size // _WORD)] == wanted).all(1)
     return good
 
 

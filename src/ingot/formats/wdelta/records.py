@@ -39,9 +39,14 @@ class _Records:
 
 def longest_of(names: Collection[str]) -> int:
     """Return the bytes of the longest name."""
-    if "".join(names).isascii():
-        return max(map(len, names), default=0)
-    return max(len(name.encode("utf-8", "surrogatepass")) for name in names)
+    return int(_lengths(names).max(initial=0))
+
+
+def _lengths(texts: Collection[str]) -> Array:
+    """Return how many bytes each text takes."""
+    if "".join(texts).isascii():
+        return np.fromiter(map(len, texts), np.int64, len(texts))
+    return np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.int64)
 
 
 def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> Rows[dict[str, Span]] | None:
@@ -63,7 +68,8 @@ def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColum
             if place >= 0
         }
 
-    return Rows({name: entries.rows[name] for name in records.names}, make)
+    in_order = records.names == list(entries.rows)
+    return Rows(entries.rows if in_order else {name: entries.rows[name] for name in records.names}, make)
 
 
 def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> _Records | None:
@@ -78,7 +84,10 @@ def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) 
     if position != end:
         return None
     names, fields, dtype, sizes, lengths = heads.columns()
-    known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
+    if names.texts == list(entries.rows):  # as writers have it
+        known = np.arange(len(names.texts))
+    else:
+        known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
     row = known[numbers(names.first)]
     nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + _bytes(names) + _bytes(fields) + _bytes(dtype)
     length = numbers(lengths.first)
@@ -89,7 +98,7 @@ def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) 
 
 def _bytes(texts: Column) -> Array:
     """Return how many bytes each text takes."""
-    return np.array([len(text.encode()) for text in texts.texts], np.int64)[numbers(texts.first)]
+    return _lengths(texts.texts)[numbers(texts.first)]
 
 
 def _sound(records: _Records, entries: EntryColumns) -> bool:
