@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import typer
 
-from ingot.cli import kernel, program
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
@@ -41,8 +40,12 @@ def command(options: InspectOptions, json: Json = False) -> None:
     store, name = find(options.path, "pread" if options.content_id else "auto")
     match kind_of(store, name):
         case "kernel":
+            from ingot.cli import kernel
+
             kernel.show(options.path, options.tensors, json)
         case "program":
+            from ingot.cli import program
+
             program.show(options.path, options.tensors, json)
         case _:
             with progress_bar("hashing", quiet=json or not options.content_id) as progress:

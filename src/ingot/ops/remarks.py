@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.orientation import says_no_axis
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import RULE
@@ -37,6 +36,11 @@ def remarks(source: Source) -> list[tuple[str, str]]:
 
 
 def _is_unsaid(tensor: Tensor) -> bool:
+    if tensor.codec == DenseLayout.codec:  # most are, and need not know others
+        return False
+    from ingot.model.layouts.affine import AffineLayout
+    from ingot.model.layouts.orientation import says_no_axis
+
     return tensor.codec == AffineLayout.codec and says_no_axis(tensor.params)
 
 

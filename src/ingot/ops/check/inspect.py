@@ -16,7 +16,6 @@ from ingot.model.store import Store
 from ingot.ops.check.receipt import receipt_of
 from ingot.ops.open import checkpoint_of, find, open_found
 from ingot.ops.remarks import remarks
-from ingot.targets.dispatch import details as dispatch_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,11 @@ def inspect_found(store: Store, name: str) -> Inspection:
 
 
 def _dispatch(features: Flags | None) -> Sequence[Table]:
-    return () if features is None else dispatch_tables(features)
+    if features is None:
+        return ()
+    from ingot.targets.dispatch import details
+
+    return details(features)
 
 
 def _describe(name: str, tensor: Any) -> TensorInfo:
