@@ -146,6 +146,26 @@ def test_damaged_files_are_refused_alike(closely, artifacts):
     assert min(refused, read) > 50
 
 
+ODD = {"safetensors": b'"\\\x1f \x80,}0', "zt": b"\x00\x18\x1b\x60\x61\x78\x80\xa1\xff"}
+"""What ends, lengthens or begins something, in JSON and CBOR."""
+
+
+@pytest.mark.parametrize("kind", sorted(ODD))
+def test_an_odd_byte_at_any_place_is_told_alike(closely, tmp_path, kind):
+    """Texts are looked at eight bytes at a time, keys and numbers in the forms that writers give them."""
+    path = tmp_path / f"few.{kind}"
+    few = {"a.rather.long.name": np.ones(3, np.float16), "b": np.ones((1, 2), np.float32)}
+    ingot.save(path, few, **({"digest": None} if kind == "zt" else {}))
+    data = path.read_bytes()
+    start, end = header_of(path.name, data) if kind == "zt" else (8, 8 + int.from_bytes(data[:8], "little"))
+    for at in range(start, end):
+        for byte in ODD[kind]:
+            changed = bytearray(data)
+            changed[at] = byte
+            quick, strict = both(closely, kind, bytes(changed))
+            assert quick == strict, (at, byte)
+
+
 def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
     def refuse(*given: object) -> None:
         raise AssertionError("looked at closely")
