@@ -195,9 +195,8 @@ class Part:
         """
         if isinstance(self.source, PrivateSource) or self.keeps:
             return self
-        if not self.source.mapped:
-            return replace(self, keeps=True, _kept=None)
-        return replace(self, source=PrivateSource(self.source))
+        own = {"source": PrivateSource(self.source)} if self.source.mapped else {"keeps": True, "_kept": None}
+        return replace(self, **own)
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the decoded bytes as a 1-D array of the storage dtype in native byte order (a view where possible)."""
@@ -207,7 +206,6 @@ class Part:
         digest = self.stored_digest
         if not self.verify or digest is None:
             return
-        # Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
         if self._verified and self.source.mapped and not self.source.changed():
             return
         algorithm = checksums.known(digest, "part.digest", self.where)
@@ -348,9 +346,8 @@ class PartReader:
         elif part.encoding != "raw":
             encodings.require(part.encoding, part.where)
             self._decoder = encodings.ZstdReader(self._stored, part.nbytes, "part.zstd", part.where)
-        digest = part.decoded_digest if part.verify else None
-        algorithm = checksums.known(digest, "part.digest", part.where) if digest else None
-        self._digest = digest
+        self._digest = part.decoded_digest if part.verify else None
+        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest else None
         self._hasher = checksums.hasher(algorithm) if algorithm else None
 
     def readinto(self, out: memoryview) -> None:
