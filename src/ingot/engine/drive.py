@@ -41,9 +41,9 @@ def drive(
             sink = opened(event)
             advance(0, event.step.tensor.name)
             sink.write(event.parts)
-            finished(event, sink.close(), _NONE)
             pipeline.done(event)
             advance(event.step.in_bytes, "")
+            finished(event, sink.close(), _NONE)
         elif isinstance(event, Begin):
             sink, error = opened(event), ErrorStats()
             advance(0, event.step.tensor.name)

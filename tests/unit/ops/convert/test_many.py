@@ -78,7 +78,7 @@ def test_the_bytes_are_those_of_a_writer_that_gets_them_in_pieces(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("ram", [None, "300MiB"])
+@pytest.mark.parametrize("ram", [None, "8GiB"])
 def test_a_damaged_tensor_among_many_is_told(source: Path, tmp_path: Path, ram: str | None, threads: int) -> None:
     damaged = tmp_path / "damaged.zt"
     ingot.convert(source, damaged)
