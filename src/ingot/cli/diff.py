@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.ops.delta.options import DiffOptions
+
+if TYPE_CHECKING:
+    from ingot.ops.delta.expected import DiffPlan
 
 EPILOG = (
     "Examples:\n\n"
@@ -38,6 +42,10 @@ def command(
     """
     from ingot.ops.delta.diff import diff
 
+    def say(plan: DiffPlan) -> None:
+        if not quiet:
+            print(plan.told(), file=sys.stderr)
+
     with progress_bar("comparing", quiet=quiet or json) as progress:
-        report = diff(replace(options, progress=progress))
+        report = diff(replace(options, progress=progress, plan=say))
     render(report.report(tensors=tensors), json=json, quiet=quiet)

@@ -33,6 +33,7 @@ from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
 from ingot.ops.delta.draft import Draft, Drafted
+from ingot.ops.delta.expected import expected
 from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
@@ -295,6 +296,9 @@ class _Diff:
         }
         exact = {name: name not in drafted or drafted[name].step.exact for name in names}
         steps = [item.step for item in drafted.values()]
+        rounded = [(item.step.tensor.size, item.rounded) for item in drafted.values() if item.rounded is not None]
+        if rounded and self._options.plan is not None:
+            self._options.plan(expected(rounded, self._resources.workers))
         order = self._place.format.order([step.spec for step in steps])
         return [steps[index] for index in order], changes, exact
 

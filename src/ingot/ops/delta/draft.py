@@ -36,12 +36,13 @@ from ingot.quantizers.tensor import Knowing, Outcome, seen
 class Drafted:
     """What becomes of a tensor of the fine-tune: ``op`` of ``model.delta.Change``, and the step that stores it.
 
-    ``digest`` is that of values that only move.
+    ``digest`` is that of values that only move, ``rounded`` how numbers are stored that a quantizer chooses.
     """
 
     op: str
     step: Step
     digest: str | None = None
+    rounded: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class Draft:
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
         told = (tensor, spec, ENCODED, rule, encoder.lossless)
-        return self._checked("apply", Diff(*told, base=base, codec=codec, encoder=encoder, options={**options, **more}))
+        step = Diff(*told, base=base, codec=codec, encoder=encoder, options={**options, **more})
+        return self._checked("apply", step, rounded=None if storage.quantizer is None else storage)
 
     def _whole(self, tensor: Tensor) -> Drafted:
         codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec
@@ -146,11 +148,11 @@ class Draft:
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
         return self._checked("replace", Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
 
-    def _checked(self, op: str, step: Step, digest: str | None = None) -> Drafted:
+    def _checked(self, op: str, step: Step, digest: str | None = None, rounded: Storage | None = None) -> Drafted:
         reason = FORMATS[self.container].refuses(step.spec)
         if reason is not None:
             raise UnsupportedError(f"{self.container} cannot carry this: {reason}", rule="delta.container")
-        return Drafted(op, step, digest)
+        return Drafted(op, step, digest, rounded)
 
 
 @dataclass(frozen=True, slots=True)

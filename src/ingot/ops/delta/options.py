@@ -24,8 +24,11 @@ from ingot.ops.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ingot.core.progress import ProgressCallback
     from ingot.model.statistics import Statistics
+    from ingot.ops.delta.expected import DiffPlan
     from ingot.ops.delta.strategy import Storage
 
     StateDict = Mapping[str, Any]
@@ -84,6 +87,10 @@ class DiffOptions:
     measure: bool = field(default=True, metadata=about("Measure the error of what is not exact.", panel=LIMITS))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
+    plan: Callable[[DiffPlan], None] | None = field(
+        default=None,
+        metadata=about("Called with what rounding by `calibration` will take, before it starts.", command=False),
+    )
 
 
 @dataclass(frozen=True, slots=True)

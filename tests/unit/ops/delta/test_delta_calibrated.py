@@ -15,6 +15,7 @@ from ingot.model.statistics import Statistics
 from ingot.ops.delta.auto import OVERHEAD, measure
 from ingot.ops.delta.diff import diff
 from ingot.ops.delta.draft import Draft
+from ingot.ops.delta.expected import DiffPlan, expected
 from ingot.ops.delta.pairs import Both
 from ingot.ops.delta.patch import patch
 from ingot.ops.delta.strategy import EXACT, SIGNS, Storage
@@ -185,6 +186,25 @@ def test_single_tensors_can_be_asked_for(models: tuple[Path, Path], statistics: 
     assert [item.matrix for item in report.rounded] == [UP]
     report = diff(*models, tmp_path / "d.zt", storages={UP: SIGNS}, overwrite=True)
     assert [item.tokens for item in report.rounded] == [None]
+
+
+def test_what_rounding_will_take_is_told_before_it_starts(
+    models: tuple[Path, Path], statistics: Path, tmp_path: Path
+) -> None:
+    told: list[DiffPlan] = []
+
+    def tell(plan: DiffPlan) -> None:
+        assert not (tmp_path / "d.zt").exists()
+        told.append(plan)
+
+    report = diff(*models, tmp_path / "d.zt", "int2", calibration=statistics, threads=1, plan=tell)
+    assert [plan.matrices for plan in told] == [len(report.rounded)]
+    assert told[0].weights == sum(SHAPES[item.matrix][0] * SHAPES[item.matrix][1] for item in report.rounded)
+    assert told[0].seconds == pytest.approx(told[0].weights * 1e-5)
+    assert "less than a minute" in told[0].told()
+    assert "2 h 47 min" in expected([(10**9, Storage("trellis"))] * 2, 4).told()  # a tensor each for two threads
+    diff(*models, tmp_path / "plain.zt", "int2", plan=tell)
+    assert len(told) == 1  # without statistics it is quick
 
 
 def test_auto_keeps_to_a_size_and_loses_less_than_without(
