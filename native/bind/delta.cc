@@ -1,9 +1,9 @@
 #include <nanobind/stl/tuple.h>
 
-#include <memory>
 #include <tuple>
 
 #include "bind/arrays.h"
+#include "bind/scratch.h"
 #include "core/delta.h"
 #include "core/dispatch.h"
 
@@ -28,15 +28,13 @@ DeltaShape shape_of(const InArray& base, const Second& other, std::size_t chunk,
   return {{width, floats, shift}, base.size(), chunk, rest ? rest : chunk};
 }
 
-std::unique_ptr<std::uint8_t[]> room(std::size_t bytes) { return std::unique_ptr<std::uint8_t[]>(new std::uint8_t[bytes]); }
-
 std::size_t encode(const InArray& base, const InArray& tuned, std::size_t chunk, bool floats, int shift, const OutBytes& out,
                    const Sizes& sizes) {
   const DeltaShape shape = shape_of(base, tuned, chunk, floats, shift, sizes.size());
   require(out.size() >= shape.element.width * shape.count + sizes.size(), "expected room for every chunk as it is");
   nb::gil_scoped_release release;
-  const auto scratch = room(ingot::delta_encode_scratch(shape.element.width, chunk));
-  return INGOT_KERNEL(delta_encode)(base.data(), tuned.data(), shape, out.data(), sizes.data(), scratch.get());
+  const ingot::bind::Scratch scratch(ingot::delta_encode_scratch(shape.element.width, chunk));
+  return INGOT_KERNEL(delta_encode)(base.data(), tuned.data(), shape, out.data(), sizes.data(), scratch.data());
 }
 
 std::tuple<int, std::size_t> apply(const InBytes& planes, const InSizes& sizes, std::size_t chunk, std::size_t last, bool floats,
@@ -48,10 +46,10 @@ std::tuple<int, std::size_t> apply(const InBytes& planes, const InSizes& sizes, 
   const std::uintptr_t bytes = shape.count * shape.element.width;
   require(from == to || from + bytes <= to || to + bytes <= from, "expected the base itself or another array as output");
   nb::gil_scoped_release release;
-  const auto scratch = room(ingot::delta_apply_scratch(shape.element.width, chunk));
+  const ingot::bind::Scratch scratch(ingot::delta_apply_scratch(shape.element.width, chunk));
   std::size_t bad = 0;
   const ingot::EntropyStatus status = INGOT_KERNEL(delta_apply)(planes.data(), planes.size(), sizes.data(), shape, base.data(),
-                                                                out.data(), scratch.get(), &bad);
+                                                                out.data(), scratch.data(), &bad);
   return {static_cast<int>(status), bad};
 }
 

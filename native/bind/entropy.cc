@@ -1,9 +1,9 @@
 #include <nanobind/stl/tuple.h>
 
-#include <memory>
 #include <tuple>
 
 #include "bind/arrays.h"
+#include "bind/scratch.h"
 #include "core/dispatch.h"
 
 namespace {
@@ -24,26 +24,22 @@ EntropyShape shape_of(const Array& array, std::size_t chunk, std::size_t sizes) 
   return {width, array.size(), chunk};
 }
 
-std::unique_ptr<std::uint8_t[]> scratch_for(const EntropyShape& shape) {
-  return std::unique_ptr<std::uint8_t[]>(new std::uint8_t[ingot::entropy_scratch(shape.width, shape.chunk)]);
-}
-
 std::size_t encode(const InArray& values, std::size_t chunk, bool max, bool joint, const OutBytes& out, const Sizes& sizes) {
   const EntropyShape shape = shape_of(values, chunk, sizes.size());
   require(!joint || shape.width == 2 || shape.width == 4, "expected elements of 2 or 4 bytes for joint symbols");
   require(out.size() >= shape.width * (shape.count + sizes.size()), "expected room for every plane as it is");
   nb::gil_scoped_release release;
-  const auto scratch = scratch_for(shape);
-  return INGOT_KERNEL(entropy_encode)(values.data(), shape, {max, joint}, out.data(), sizes.data(), scratch.get());
+  const ingot::bind::Scratch scratch(ingot::entropy_scratch(shape.width, shape.chunk));
+  return INGOT_KERNEL(entropy_encode)(values.data(), shape, {max, joint}, out.data(), sizes.data(), scratch.data());
 }
 
 std::tuple<int, std::size_t> decode(const InBytes& planes, const InSizes& sizes, std::size_t chunk, const OutArray& out) {
   const EntropyShape shape = shape_of(out, chunk, sizes.size());
   nb::gil_scoped_release release;
-  const auto scratch = scratch_for(shape);
+  const ingot::bind::Scratch scratch(ingot::entropy_scratch(shape.width, shape.chunk));
   std::size_t bad = 0;
   const ingot::EntropyStatus status =
-      INGOT_KERNEL(entropy_decode)(planes.data(), planes.size(), sizes.data(), shape, out.data(), scratch.get(), &bad);
+      INGOT_KERNEL(entropy_decode)(planes.data(), planes.size(), sizes.data(), shape, out.data(), scratch.data(), &bad);
   return {static_cast<int>(status), bad};
 }
 

@@ -23,7 +23,7 @@ struct EntropyChoice {
 
 constexpr std::size_t kEntropyMaxChunk = std::size_t{1} << 20;
 
-// Room that both directions need for chunks of at most `chunk` elements: planes, what ANS writes, and margins.
-constexpr std::size_t entropy_scratch(std::size_t width, std::size_t chunk) { return (width + 2) * chunk + 1024; }
+// Room that both directions need for chunks of at most `chunk` elements: planes, what ANS writes, joint symbols, and margins.
+constexpr std::size_t entropy_scratch(std::size_t width, std::size_t chunk) { return (width + 4) * chunk + 1024; }
 
 }  // namespace ingot

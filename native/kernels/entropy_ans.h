@@ -3,6 +3,10 @@
 #pragma once
 #include "kernels/entropy.h"
 
+#if defined(__BMI2__)
+#include <immintrin.h>
+#endif
+
 namespace ingot::INGOT_ISA {
 namespace {
 
@@ -98,190 +102,32 @@ inline Byte* write_frequencies(const AnsPlan& plan, Byte* p) {
   return p;
 }
 
-// One entry per state: bits to read, symbol (8 bits up), and what the bits are added to for the next state (18 bits up).
-template <int kBits = kScaleBits>
-struct AnsTable {
-  std::uint32_t entries[1u << kBits];
-};
+constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at most 56 bits
 
-// Calls place(symbol, state) for every state in ascending order of states.
+// The `count` low bits, of fewer than 64.
+inline std::uint64_t low_bits(std::uint64_t bits, std::uint32_t count) {
+#if defined(__BMI2__)
+  return _bzhi_u64(bits, count);
+#else
+  return bits & ~(~std::uint64_t{0} << count);
+#endif
+}
+
+// Calls place(symbol, state) for every state in ascending order of states. Position i * step of the spread is symbol i of those in
+// ascending order: so a state's symbol is number state / step of them, modulo the number of states.
 template <int kBits, class Place>
 inline void spread_symbols(const std::uint16_t* freq, std::size_t first, std::size_t last, Place place) {
   constexpr std::uint32_t scale = 1u << kBits, step = (scale >> 1) + (scale >> 3) + 3;
+  constexpr std::uint32_t inverse = [] {
+    std::uint32_t found = 1;
+    while ((found * step) % scale != 1) found += 2;
+    return found;
+  }();
   std::uint16_t symbols[scale];
-  std::uint32_t at = 0;
+  std::uint16_t* p = symbols;
   for (std::size_t symbol = first; symbol <= last; ++symbol)
-    for (std::uint32_t i = 0; i < freq[symbol]; ++i, at = (at + step) & (scale - 1))
-      symbols[at] = static_cast<std::uint16_t>(symbol);
-  for (std::uint32_t state = 0; state < scale; ++state) place(symbols[state], state);
-}
-
-// Reads frequencies, which must add up to 2^kBits, and fills the table.
-template <int kBits>
-inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table) {
-  constexpr std::uint32_t scale = 1u << kBits;
-  if (end - p < 4) return false;
-  const std::size_t first = load_le<std::uint16_t>(p), last = load_le<std::uint16_t>(p + 2);
-  p += 4;
-  if (first > last || last >= values) return false;
-  std::uint16_t freqs[kSymbols] = {};
-  std::uint32_t total = 0;
-  for (std::size_t value = first; value <= last; ++value) {
-    if (p == end) return false;
-    std::uint32_t freq = *p++;
-    if (freq >= 128) {
-      if (p == end) return false;
-      freq = (freq & 127) << 8 | *p++;
-    }
-    if (freq == 0) {
-      if (p == end || value == first) return false;
-      value += *p++;
-      if (value >= last) return false;  // the last symbol occurs
-    }
-    if (freq > scale - total) return false;
-    freqs[value] = static_cast<std::uint16_t>(freq);
-    total += freq;
-  }
-  if (total != scale) return false;
-  std::uint16_t next[kSymbols];
-  std::memcpy(next, freqs, sizeof next);
-  spread_symbols<kBits>(freqs, first, last, [&](std::uint32_t symbol, std::uint32_t state) {
-    const std::uint32_t x = next[symbol]++;
-    const std::uint32_t bits = static_cast<std::uint32_t>(kBits + 1 - std::bit_width(x));
-    table.entries[state] = bits | symbol << 8 | ((x << bits) - scale) << 18;
-  });
-  return true;
-}
-
-struct AnsStream {
-  const Byte* p;
-  const Byte* end;
-  std::uint64_t state;
-  unsigned ahead;  // bits of *p that are taken
-};
-
-constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at most 56 bits
-
-// Decodes turns * kAnsTurn symbols of each stream; each turn takes at most 7 bytes of each. `find(i, state)` is the entry
-// of the state of symbol i. The symbols' upper six bits are not theirs.
-template <class Find>
-[[gnu::noinline]] void decode_states(AnsStream* streams, Find find, std::uint16_t* out, std::size_t turns) {
-  constexpr std::uint64_t mark = std::uint64_t{1} << 63;
-  const Byte* p[kStreams];
-  std::uint64_t bits[kStreams], state[kStreams];
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    p[s] = streams[s].p;
-    state[s] = streams[s].state;
-    bits[s] = (load_le<std::uint64_t>(p[s]) | mark) >> streams[s].ahead;
-  }
-  for (std::size_t at = 0;; at += kAnsTurn * kStreams) {
-#pragma GCC unroll 4
-    for (std::size_t i = 0; i < kAnsTurn; ++i)
-#pragma GCC unroll 4
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        const std::uint32_t entry = find(at + i * kStreams + s, state[s]);
-        const std::uint32_t count = entry & 63;
-        state[s] = (entry >> 18) + (bits[s] & ~(~std::uint64_t{0} << count));
-        bits[s] >>= count;
-        out[at + i * kStreams + s] = static_cast<std::uint16_t>(entry >> 8);
-      }
-    const bool last = --turns == 0;
-#pragma GCC unroll 4
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      const unsigned taken = static_cast<unsigned>(std::countl_zero(bits[s]));
-      p[s] += taken >> 3;
-      if (last)
-        streams[s].ahead = taken & 7;
-      else
-        bits[s] = (load_le<std::uint64_t>(p[s]) | mark) >> (taken & 7);
-    }
-    if (last) break;
-  }
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    streams[s].p = p[s];
-    streams[s].state = state[s];
-  }
-}
-
-// Decodes symbol i near the end of its stream; false where its bits are not all there.
-template <class Find>
-inline bool decode_state(AnsStream& s, Find find, std::size_t i, std::uint16_t& out) {
-  Byte next[8] = {};
-  const std::size_t left = static_cast<std::size_t>(s.end - s.p);
-  std::memcpy(next, s.p, left < 8 ? left : 8);
-  const std::uint32_t entry = find(i, s.state), count = entry & 63;
-  const unsigned taken = s.ahead + count;
-  if (taken > 8 * left) return false;
-  s.state = (entry >> 18) + (load_le<std::uint64_t>(next) >> s.ahead & ~(~std::uint64_t{0} << count));
-  s.p += taken >> 3;
-  s.ahead = taken & 7;
-  out = static_cast<std::uint16_t>(entry >> 8);
-  return true;
-}
-
-inline std::size_t safe_states(const AnsStream* streams, std::size_t count) {
-  std::size_t turns = count / (kAnsTurn * kStreams);
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    const std::size_t left = static_cast<std::size_t>(streams[s].end - streams[s].p);
-    turns = least(turns, left < 8 ? 0 : (left - 8) / 7 + 1);
-  }
-  return turns;
-}
-
-// Reads first states and sizes of the streams, which begin behind them; `p` moves past it all.
-template <int kBits>
-inline bool read_heads(const Byte*& p, const Byte* end, AnsStream* streams) {
-  if (static_cast<std::size_t>(end - p) < 5 * kStreams) return false;
-  const Byte* at = p + 5 * kStreams;
-  for (std::size_t i = 0; i < kStreams; ++i) {
-    const std::size_t head = load_le<std::uint16_t>(p), size = p[2] | std::size_t{p[3]} << 8 | std::size_t{p[4]} << 16;
-    p += 5;
-    AnsStream& s = streams[i];
-    s = {at, at + size, head & ((1u << kHeadBits) - 1), static_cast<unsigned>(head >> kHeadBits)};
-    if (s.state >> kBits) return false;
-    if (static_cast<std::size_t>(end - at) < size || (s.ahead && !size)) return false;
-    if (s.ahead && (*at & ((1u << s.ahead) - 1))) return false;
-    at += size;
-  }
-  p = at;
-  return true;
-}
-
-// Decodes the next `count` symbols, of which the first is stream 0's; of each the low ten bits count.
-template <class Find>
-inline bool read_symbols(AnsStream* streams, Find find, std::size_t count, std::uint16_t* out) {
-  std::size_t i = 0;
-  while (const std::size_t turns = safe_states(streams, count - i)) {
-    decode_states(streams, [=](std::size_t k, std::uint64_t state) { return find(i + k, state); }, out + i, turns);
-    i += turns * kAnsTurn * kStreams;
-  }
-  for (; i < count; ++i)
-    if (!decode_state(streams[i % kStreams], find, i, out[i])) return false;
-  return true;
-}
-
-// Whether all streams are used up and their last states are the first ones of the encoder.
-inline bool ended(const AnsStream* streams) {
-  for (std::size_t s = 0; s < kStreams; ++s)
-    if (streams[s].p != streams[s].end || streams[s].ahead || streams[s].state) return false;
-  return true;
-}
-
-// Reads a table, heads and streams; symbol i is of stream i % kStreams. Calls `put(start, symbols, count)` for every
-// kSixBlock symbols in order.
-template <class Put>
-inline EntropyStatus read_ans(const Byte*& p, const Byte* end, std::size_t n, std::size_t values, AnsTable<>& table, Put put) {
-  if (!read_frequencies(p, end, values, table)) return EntropyStatus::table;
-  AnsStream streams[kStreams];
-  if (!read_heads<kScaleBits>(p, end, streams)) return EntropyStatus::stream;
-  const auto find = [&table](std::size_t, std::uint64_t state) { return table.entries[state]; };
-  alignas(64) std::uint16_t block[kSixBlock];
-  for (std::size_t start = 0; start < n; start += kSixBlock) {
-    const std::size_t count = least(kSixBlock, n - start);
-    if (!read_symbols(streams, find, count, block)) return EntropyStatus::stream;
-    put(start, block, count);
-  }
-  return ended(streams) ? EntropyStatus::ok : EntropyStatus::stream;
+    for (std::uint32_t i = 0; i < freq[symbol]; ++i) *p++ = static_cast<std::uint16_t>(symbol);
+  for (std::uint32_t state = 0, at = 0; state < scale; ++state, at = (at + inverse) % scale) place(symbols[at], state);
 }
 
 template <int kBits = kScaleBits>
@@ -326,37 +172,50 @@ struct BackWriter {
   }
 };
 
+struct BackLane {
+  BackWriter w;
+  std::uint32_t state;
+
+  template <int kBits>
+  void put(const AnsEncoder<kBits>& encoder, std::size_t symbol) {
+    const typename AnsEncoder<kBits>::Step found = encoder.steps[symbol];
+    const std::uint32_t count = (state + found.bits) >> 16;
+    w.bits = w.bits << count | low_bits(state, count);
+    w.held += count;
+    state = encoder.states[static_cast<std::int32_t>(state >> count) + found.find];
+  }
+};
+
 // Codes n symbols from the last to the first, then writes heads and streams. `coder(i)` is the encoder of symbol i and
 // `get(i)` the symbol; `room` is 2 n + 1024 bytes of scratch. Returns the end, or null where it would pass `end`.
 template <int kBits, class Coder, class Get>
 inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, Coder coder, Get get) {
   constexpr std::uint32_t scale = 1u << kBits;
   const std::size_t part = ((n + kStreams - 1) / kStreams * kBits + 7) / 8 + 16;  // the most a stream takes, and margins
-  BackWriter w[kStreams];
-  std::uint32_t state[kStreams];
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    w[s] = {room + (s + 1) * part, 0, 0};
-    state[s] = scale;
-  }
-  const auto step = [&](std::size_t s, std::size_t i) {
-    const AnsEncoder<kBits>& encoder = coder(i);
-    const typename AnsEncoder<kBits>::Step found = encoder.steps[get(i)];
-    const std::uint32_t count = (state[s] + found.bits) >> 16;
-    w[s].bits = w[s].bits << count | (state[s] & ~(~0u << count));
-    w[s].held += count;
-    state[s] = encoder.states[static_cast<std::int32_t>(state[s] >> count) + found.find];
-  };
+  BackLane lanes[kStreams];
+  for (std::size_t s = 0; s < kStreams; ++s) lanes[s] = {{room + (s + 1) * part, 0, 0}, scale};
   std::size_t i = n;
   for (; i % (kAnsTurn * kStreams); --i) {
-    step((i - 1) % kStreams, i - 1);
-    w[(i - 1) % kStreams].flush();
+    lanes[(i - 1) % kStreams].put(coder(i - 1), get(i - 1));
+    lanes[(i - 1) % kStreams].w.flush();
   }
-  for (; i; i -= kAnsTurn * kStreams) {
-#pragma GCC unroll 16
-    for (std::size_t back = 1; back <= kAnsTurn * kStreams; ++back) step((kStreams - back % kStreams) % kStreams, i - back);
+  static_assert(kStreams == 4);
+  BackLane a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];  // variables, so that all stay in registers
+  while (i) {
 #pragma GCC unroll 4
-    for (std::size_t s = 0; s < kStreams; ++s) w[s].flush();
+    for (std::size_t k = 0; k < kAnsTurn; ++k, i -= kStreams) {
+      d.put(coder(i - 1), get(i - 1));
+      c.put(coder(i - 2), get(i - 2));
+      b.put(coder(i - 3), get(i - 3));
+      a.put(coder(i - 4), get(i - 4));
+    }
+    a.w.flush();
+    b.w.flush();
+    c.w.flush();
+    d.w.flush();
   }
+  BackWriter w[kStreams] = {a.w, b.w, c.w, d.w};
+  const std::uint32_t state[kStreams] = {a.state, b.state, c.state, d.state};
   std::size_t sizes[kStreams], total = 5 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s) {
     sizes[s] = static_cast<std::size_t>(room + (s + 1) * part - w[s].p) + (w[s].held != 0);

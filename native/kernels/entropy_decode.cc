@@ -1,16 +1,86 @@
 // Decodes chunks of float_entropy. Nothing here trusts the bytes: every size is checked against what is left.
-#include "kernels/entropy_huffman.h"
+#include "kernels/entropy_huffman_read.h"
 #include "kernels/entropy_planes.h"
-#include "kernels/entropy_ans.h"
+#include "kernels/entropy_ans_read.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPiece = 4096;          // bytes of elements that are joined at a time
+constexpr std::size_t kAhead = 512;           // bytes of a raw plane that are asked for beforehand
+constexpr std::size_t kStreamed = 1u << 20;   // results of so many bytes are no longer in the second cache when they are done
+
+// The planes of a chunk on their way to elements.
 struct Planes {
   const Byte* at[8];
   Byte* room[8];
+  std::size_t width;
+  bool past_caches;
+  Byte* out;
+
+  // Joins elements `start` to `stop`.
+  void join(std::size_t start, std::size_t stop) const {
+    const Byte* from[8];
+    alignas(kLine) Byte piece[kPiece];
+    while (start < stop) {
+      const std::size_t n = past_caches ? least(stop - start, kPiece / width) : stop - start;
+      for (std::size_t k = 0; k < width; ++k) from[k] = at[k] + start;
+      if (past_caches) {
+        join_values(from, width, n, piece);
+        copy_past_caches(out + start * width, piece, n * width);
+      } else {
+        join_values(from, width, n, out + start * width);
+      }
+      start += n;
+    }
+  }
+
+  // How far to join now that the elements before `stop` can be: up to a whole number of kLine elements in memory.
+  std::size_t whole_lines(std::size_t start, std::size_t stop) const {
+    const std::size_t over = reinterpret_cast<std::uintptr_t>(out + stop * width) / width % kLine;
+    return stop - start < over ? start : stop - over;
+  }
+
+  // Asks for what the next joins will read of the planes from the second on.
+  void look_ahead(std::size_t start, std::size_t stop, std::size_t n) const {
+#if defined(__GNUC__)
+    for (std::size_t k = 1; k < width; ++k)
+      for (std::size_t i = start + kAhead; i < least(stop + kAhead, n); i += kLine) __builtin_prefetch(at[k] + i);
+#endif
+  }
 };
+
+// What is known of a coded first plane, or the first two, before streams are decoded.
+struct First {
+  Byte mode;
+  HuffmanPlane huffman;
+  const Byte* six;
+  AnsStream streams[kStreams];
+  AnsTable<> table;
+};
+
+void put_bytes(const std::uint16_t* __restrict symbols, std::size_t n, Byte* __restrict out) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<Byte>(symbols[i]);
+}
+
+void split_pairs(const std::uint16_t* __restrict pairs, std::size_t n, Byte* __restrict high, Byte* __restrict low) {
+  for (std::size_t i = 0; i < n; ++i) {
+    high[i] = static_cast<Byte>(pairs[i] >> 8);
+    low[i] = static_cast<Byte>(pairs[i]);
+  }
+}
+
+EntropyStatus open_first(const Byte*& p, const Byte* end, std::size_t n, Byte* room, First& first) {
+  if (first.mode == kHuffman) return open_huffman(p, end, n, room, first.huffman);
+  if (first.mode == kAns) return open_ans(p, end, 256, first.table, first.streams);
+  const std::size_t sixes = six_bytes(n);
+  if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
+  first.six = p;
+  p += sixes;
+  return open_ans(p, end, kSymbols, first.table, first.streams);
+}
 
 EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, AnsTable<>& table, Byte* room,
                          const Byte*& plane) {
@@ -28,46 +98,77 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
       return EntropyStatus::ok;
     case kHuffman:
       return read_huffman(p, end, n, room);
-    case kAns:
-      return read_ans(p, end, n, 256, table, [room](std::size_t start, const std::uint16_t* values, std::size_t count) {
-        for (std::size_t i = 0; i < count; ++i) room[start + i] = static_cast<Byte>(values[i]);
+    case kAns: {
+      AnsStream streams[kStreams];
+      const EntropyStatus status = open_ans(p, end, 256, table, streams);
+      if (status != EntropyStatus::ok) return status;
+      return decode_ans(table, streams, n, [room](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
+        put_bytes(symbols, count, room + start);
       });
+    }
     default:
       return EntropyStatus::chunk;
   }
 }
 
-EntropyStatus read_joint(const Byte*& p, const Byte* end, std::size_t n, AnsTable<>& table, Byte* top, Byte* next) {
-  const std::size_t sixes = six_bytes(n);
-  if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
-  const Byte* const six = p;
-  p += sixes;
-  return read_ans(p, end, n, kSymbols, table, [=](std::size_t start, const std::uint16_t* values, std::size_t count) {
-    join_six(six + start / 4 * 3, values, count, top + start, next + start);
+// Decodes what was opened first and joins all planes.
+EntropyStatus decode_first(First& first, std::size_t n, const Planes& planes) {
+  Byte* const top = planes.room[0];
+  if (first.mode == kHuffman)
+    return decode_huffman(first.huffman, [&](const Byte* from, const Byte* to, bool last) {
+      const std::size_t start = static_cast<std::size_t>(from - top), found = static_cast<std::size_t>(to - top);
+      const std::size_t stop = last ? found : planes.whole_lines(start, found);
+      planes.look_ahead(start, stop, n);
+      planes.join(start, stop);
+      return static_cast<const Byte*>(top + stop);
+    });
+  if (first.mode == kAns)
+    return decode_ans(first.table, first.streams, n, [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
+      put_bytes(symbols, count, top + start);
+      planes.look_ahead(start, start + count, n);
+      planes.join(start, start + count);
+    });
+  return decode_ans(first.table, first.streams, n, [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
+    alignas(kLine) std::uint16_t both[kSixBlock];
+    join_six(first.six + start / 4 * 3, symbols, count, both);
+    if (planes.width == 2) {
+      for (std::size_t i = 0; i < count; ++i) both[i] = rotated_right(both[i]);
+      Byte* const out = planes.out + 2 * start;
+      if (planes.past_caches)
+        copy_past_caches(out, reinterpret_cast<const Byte*>(both), 2 * count);
+      else
+        std::memcpy(out, both, 2 * count);
+      return;
+    }
+    split_pairs(both, count, planes.room[0] + start, planes.room[1] + start);
+    planes.look_ahead(start, start + count, n);
+    planes.join(start, start + count);
   });
 }
 
-EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, std::size_t n, AnsTable<>& table, Planes& planes,
-                           Byte* out) {
+// A coded first plane is decoded last, and joined with the others run by run, while its values are in the first cache.
+EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First& first, AnsTable<>& table, Planes& planes) {
+  const std::size_t width = planes.width;
   const Byte* const end = p + size;
   if (size < width) return EntropyStatus::chunk;
   const Byte* const modes = p;
   p += width;
+  first.mode = modes[0];
   for (std::size_t k = 0; k < width; ++k) {
     EntropyStatus status;
-    if (modes[k] == kJoint) {
-      if (k != 0 || width < 2 || modes[1] != kJoint) return EntropyStatus::chunk;
+    if (k == 0 && (modes[0] == kHuffman || modes[0] == kAns || modes[0] == kJoint)) {
+      if (modes[0] == kJoint && (width < 2 || modes[1] != kJoint)) return EntropyStatus::chunk;
       planes.at[0] = planes.room[0];
-      planes.at[1] = planes.room[1];
-      status = read_joint(p, end, n, table, planes.room[0], planes.room[1]);
-      ++k;
+      status = open_first(p, end, n, planes.room[0], first);
+      if (modes[0] == kJoint) planes.at[++k] = planes.room[1];
     } else {
       status = read_plane(modes[k], p, end, n, table, planes.room[k], planes.at[k]);
     }
     if (status != EntropyStatus::ok) return status;
   }
   if (p != end) return EntropyStatus::chunk;
-  join_values(planes.at, width, n, out);
+  if (modes[0] != kRaw && modes[0] != kConstant) return decode_first(first, n, planes);
+  planes.join(0, n);
   return EntropyStatus::ok;
 }
 
@@ -76,21 +177,24 @@ EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t width, s
 EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const std::uint32_t* sizes, const EntropyShape& shape,
                              void* out, std::uint8_t* scratch, std::size_t* bad) {
   Planes planes;
+  planes.width = shape.width;
+  planes.past_caches = shape.count * shape.width >= kStreamed;
   for (std::size_t k = 0; k < shape.width; ++k) planes.room[k] = scratch + k * shape.chunk;
+  First first;
   AnsTable<> table;
-  Byte* target = static_cast<Byte*>(out);
+  EntropyStatus status = EntropyStatus::ok;
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {
     const std::size_t n = least(shape.chunk, shape.count - start);
-    *bad = index;
-    if (sizes[index] > size) return EntropyStatus::chunk;
-    const EntropyStatus status = decode_chunk(data, sizes[index], shape.width, n, table, planes, target + start * shape.width);
-    if (status != EntropyStatus::ok) return status;
+    planes.out = static_cast<Byte*>(out) + start * shape.width;
+    status = sizes[index] > size ? EntropyStatus::chunk : decode_chunk(data, sizes[index], n, first, table, planes);
+    if (status != EntropyStatus::ok) break;
     data += sizes[index];
     size -= sizes[index];
   }
+  finish_copies();
   *bad = index;
-  return size == 0 ? EntropyStatus::ok : EntropyStatus::chunk;
+  return status == EntropyStatus::ok && size != 0 ? EntropyStatus::chunk : status;
 }
 
 }  // namespace ingot::INGOT_ISA

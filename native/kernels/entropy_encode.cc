@@ -22,6 +22,7 @@ bool promises(const Byte* plane, std::size_t n, std::size_t part) {
 }
 
 struct Joint {
+  std::uint16_t* symbols;
   std::uint32_t counts[kSymbols];
   AnsPlan plan;
 };
@@ -86,12 +87,15 @@ Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, 
 
 // Bytes of both upper planes coded jointly, or 2 n where that cannot be.
 std::size_t plan_joint(std::size_t n, Work& work) {
-  const Byte *top = work.planes[0], *next = work.planes[1];
+  const Byte* const __restrict top = work.planes[0];
+  const Byte* const __restrict next = work.planes[1];
+  std::uint16_t* const __restrict symbols = work.joint.symbols;
+  for (std::size_t i = 0; i < n; ++i) symbols[i] = static_cast<std::uint16_t>(top[i] << 2 | next[i] >> 6);
   std::uint32_t counts[4][kSymbols] = {};  // neighbours are often equal: several counters, so that none waits for another
   const std::size_t whole = n / 4 * 4;
   for (std::size_t i = 0; i < whole; i += 4)
-    for (std::size_t k = 0; k < 4; ++k) ++counts[k][top[i + k] << 2 | next[i + k] >> 6];
-  for (std::size_t i = whole; i < n; ++i) ++counts[0][top[i] << 2 | next[i] >> 6];
+    for (std::size_t k = 0; k < 4; ++k) ++counts[k][symbols[i + k]];
+  for (std::size_t i = whole; i < n; ++i) ++counts[0][symbols[i]];
   for (std::size_t value = 0; value < kSymbols; ++value)
     work.joint.counts[value] = counts[0][value] + counts[1][value] + counts[2][value] + counts[3][value];
   if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
@@ -100,15 +104,15 @@ std::size_t plan_joint(std::size_t n, Work& work) {
 }
 
 Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
-  const Byte *top = work.planes[0], *next = work.planes[1];
+  const Byte* const next = work.planes[1];
   if (static_cast<std::size_t>(end - p) < six_bytes(n)) return nullptr;
   for (std::size_t start = 0; start < n; start += kSixBlock) {
     const std::size_t count = least(kSixBlock, n - start);
     pack_six(next + start, count, p);
     p += six_bytes(count);
   }
-  return write_ans(work.joint.plan, n, work.room, p, end,
-                    [=](std::size_t i) { return static_cast<std::size_t>(top[i] << 2 | next[i] >> 6); });
+  const std::uint16_t* const symbols = work.joint.symbols;
+  return write_ans(work.joint.plan, n, work.room, p, end, [symbols](std::size_t i) { return std::size_t{symbols[i]}; });
 }
 
 // Encodes one chunk of n elements to at most width * (n + 1) bytes; returns how many.
@@ -142,6 +146,7 @@ std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyCho
   Work work;
   for (std::size_t k = 0; k < shape.width; ++k) work.planes[k] = scratch + 2 * shape.chunk + 512 + k * shape.chunk;
   work.room = scratch;
+  work.joint.symbols = reinterpret_cast<std::uint16_t*>(scratch + 2 * shape.chunk + 512 + shape.width * shape.chunk);
   const Byte* source = static_cast<const Byte*>(in);
   Byte* p = out;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk) {

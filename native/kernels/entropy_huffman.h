@@ -2,6 +2,10 @@
 #pragma once
 #include "kernels/entropy.h"
 
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
 namespace ingot::INGOT_ISA {
 namespace {
 
@@ -59,160 +63,6 @@ inline bool assign_codes(const Lengths& lengths, std::uint16_t* codes) {
   return true;
 }
 
-// A look-up yields the whole codes in the next kWindow bits: entry = bits taken, up to six values, how many.
-constexpr std::uint32_t kMost = 6;
-
-// Fills the table of a complete code: a code, then what the table of a window shorter by the code's length yields.
-template <int kWindow>
-inline void fill_table(const Lengths& lengths, const std::uint16_t* codes, std::uint64_t* table) {
-  constexpr std::uint64_t one = std::uint64_t{1} << 56, ends = std::uint64_t{255} << 56 | 255, kept = 0x0000ffffffffff00;
-  std::uint64_t shorter[std::size_t{1} << kWindow] = {};  // the table of window w begins at 2^w
-  Byte values[256];
-  std::size_t n = 0;
-  for (std::size_t value = 0; value < 256; ++value)
-    if (lengths.of[value]) values[n++] = static_cast<Byte>(value);
-  for (int window = 1; window <= kWindow; ++window) {
-    std::uint64_t* const target = window < kWindow ? shorter + (std::size_t{1} << window) : table;
-    for (std::size_t i = 0; i < n; ++i) {
-      const Byte value = values[i];
-      const int length = lengths.of[value];
-      if (length > window) continue;
-      const std::size_t size = std::size_t{1} << (window - length);
-      const std::uint64_t* const rest = shorter + size;
-      const std::uint64_t first = one + (std::uint64_t{value} << 8) + static_cast<std::uint64_t>(length);
-      for (std::size_t k = 0; k < size; ++k) {
-        std::uint64_t entry = rest[k];
-        if (entry >> 56 == kMost) entry -= one + lengths.of[entry >> 48 & 255];  // its last value has no room
-        target[codes[value] | k << length] = (entry & ends) + ((entry & kept) << 8) + first;
-      }
-    }
-  }
-}
-
-struct BitStream {
-  const Byte* p;
-  const Byte* end;
-  Byte* out;
-  Byte* stop;
-  unsigned ahead;  // bits of *p that are taken
-};
-
-// How often the loop without checks may run: each turn takes at most 7 bytes and writes kWrites values and 8 bytes more.
-template <std::size_t kWrites>
-inline std::size_t safe_turns(const BitStream& s) {
-  const std::size_t bytes = static_cast<std::size_t>(s.end - s.p), room = static_cast<std::size_t>(s.stop - s.out);
-  if (bytes < 8 || room < kWrites + 8) return 0;
-  return least((bytes - 8) / 7 + 1, (room - 8) / kWrites);
-}
-
-template <int kWindow>
-inline void decode_turns(BitStream* streams, const std::uint64_t* table, std::size_t turns) {
-  constexpr int lookups = 56 / kWindow;
-  constexpr std::uint64_t mark = std::uint64_t{1} << 63, mask = (1u << kWindow) - 1;
-  const Byte* p[kStreams];
-  Byte* out[kStreams];
-  std::uint64_t bits[kStreams];
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    p[s] = streams[s].p;
-    out[s] = streams[s].out;
-    bits[s] = (load_le<std::uint64_t>(p[s]) | mark) >> streams[s].ahead;
-  }
-  for (;;) {
-#pragma GCC unroll 8
-    for (int i = 0; i < lookups; ++i) {
-#pragma GCC unroll 4
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        const std::uint64_t entry = table[bits[s] & mask];
-        bits[s] >>= entry & 63;
-        store_le<std::uint64_t>(out[s], entry >> 8);
-        out[s] += entry >> 56;
-      }
-    }
-    const bool last = --turns == 0;
-#pragma GCC unroll 4
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      const unsigned taken = static_cast<unsigned>(std::countl_zero(bits[s]));
-      p[s] += taken >> 3;
-      if (last)
-        streams[s].ahead = taken & 7;
-      else
-        bits[s] = (load_le<std::uint64_t>(p[s]) | mark) >> (taken & 7);
-    }
-    if (last) break;
-  }
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    streams[s].p = p[s];
-    streams[s].out = out[s];
-  }
-}
-
-// Decodes what is left of a stream value by value. It must end in the last byte, and unused bits must be zero.
-template <int kWindow>
-inline bool decode_rest(BitStream s, const Lengths& lengths, const std::uint64_t* table) {
-  std::uint64_t at = s.ahead;
-  const std::uint64_t size = 8 * static_cast<std::uint64_t>(s.end - s.p);
-  const auto peek = [&](std::uint64_t from) {
-    const std::size_t byte = from >> 3, left = static_cast<std::size_t>(s.end - s.p) - byte;
-    Byte next[8] = {};
-    std::memcpy(next, s.p + byte, left < 8 ? left : 8);
-    return load_le<std::uint64_t>(next) >> (from & 7);
-  };
-  while (s.out < s.stop) {
-    if (at >= size) return false;
-    const Byte value = static_cast<Byte>(table[peek(at) & ((1u << kWindow) - 1)] >> 8);
-    *s.out++ = value;
-    at += lengths.of[value];
-  }
-  return at <= size && size - at < 8 && (at == size || peek(at) == 0);
-}
-
-template <int kWindow>
-bool decode_streams(BitStream* streams, const Lengths& lengths, const std::uint16_t* codes) {
-  alignas(64) std::uint64_t table[1u << kWindow];
-  fill_table<kWindow>(lengths, codes, table);
-  for (;;) {
-    constexpr std::size_t writes = 56 / kWindow * kMost;
-    std::size_t turns = safe_turns<writes>(streams[0]);
-    for (std::size_t s = 1; s < kStreams; ++s) turns = least(turns, safe_turns<writes>(streams[s]));
-    if (turns == 0) break;
-    decode_turns<kWindow>(streams, table, turns);
-  }
-  for (std::size_t s = 0; s < kStreams; ++s)
-    if (!decode_rest<kWindow>(streams[s], lengths, table)) return false;
-  return true;
-}
-
-// Decodes a plane of n values at `p`, which moves past it.
-inline EntropyStatus read_huffman(const Byte*& p, const Byte* end, std::size_t n, Byte* out) {
-  if (end - p < 2 || p[0] >= p[1]) return EntropyStatus::table;
-  const std::size_t first = p[0], span = p[1] - first + std::size_t{1}, packed = (span + 1) / 2;
-  p += 2;
-  if (static_cast<std::size_t>(end - p) < packed + 3 * kStreams) return EntropyStatus::table;
-  Lengths lengths{};
-  std::uint16_t codes[256];
-  int longest = 0;
-  for (std::size_t i = 0; i < 2 * packed; ++i) {
-    const int length = p[i / 2] >> (i % 2 * 4) & 15;
-    if (length > kLimit || (i == span && length)) return EntropyStatus::table;
-    if (i < span) lengths.of[first + i] = static_cast<Byte>(length);
-    longest = length > longest ? length : longest;
-  }
-  if (!lengths.of[first] || !lengths.of[first + span - 1] || !assign_codes(lengths, codes)) return EntropyStatus::table;
-  p += packed;
-  BitStream streams[kStreams];
-  const Byte* at = p + 3 * kStreams;
-  const std::size_t quarter = quarter_of(n);
-  for (std::size_t s = 0; s < kStreams; ++s, p += 3) {
-    const std::size_t size = p[0] | std::size_t{p[1]} << 8 | std::size_t{p[2]} << 16;
-    if (static_cast<std::size_t>(end - at) < size) return EntropyStatus::stream;
-    streams[s] = {at, at + size, out + least(s * quarter, n), out + least((s + 1) * quarter, n), 0};
-    at += size;
-  }
-  p = at;
-  const bool whole = longest <= 11 ? decode_streams<11>(streams, lengths, codes) : decode_streams<12>(streams, lengths, codes);
-  return whole ? EntropyStatus::ok : EntropyStatus::stream;
-}
-
 // Counts of each quarter's values: they give the sizes of the streams before a bit is written.
 struct Counts {
   std::uint32_t of[kStreams][256];
@@ -223,10 +73,18 @@ inline void count_plane(const Byte* plane, std::size_t n, Counts& counts) {
   std::memset(&counts, 0, sizeof counts);
   const std::size_t quarter = quarter_of(n);
   const std::size_t even = n > 3 * quarter ? n - 3 * quarter : 0;  // what all four quarters have
-  for (std::size_t i = 0; i < even; ++i)
-    for (std::size_t s = 0; s < kStreams; ++s) ++counts.of[s][plane[s * quarter + i]];
+  std::uint32_t odd[kStreams][256] = {};  // neighbours are often equal: two counters, so that none waits for another
+  std::size_t i = 0;
+  for (; i + 2 <= even; i += 2)
+#pragma GCC unroll 4
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      ++counts.of[s][plane[s * quarter + i]];
+      ++odd[s][plane[s * quarter + i + 1]];
+    }
   for (std::size_t s = 0; s < kStreams; ++s)
-    for (std::size_t i = s * quarter + even; i < least((s + 1) * quarter, n); ++i) ++counts.of[s][plane[i]];
+    for (std::size_t k = s * quarter + i; k < least((s + 1) * quarter, n); ++k) ++counts.of[s][plane[k]];
+  for (std::size_t s = 0; s < kStreams; ++s)
+    for (std::size_t value = 0; value < 256; ++value) counts.of[s][value] += odd[s][value];
   for (std::size_t value = 0; value < 256; ++value)
     for (std::size_t s = 0; s < kStreams; ++s) counts.all[value] += counts.of[s][value];
 }
@@ -302,6 +160,80 @@ inline void write_turns(BitWriter& one, BitWriter& two, const std::uint32_t* tab
   two = b;
 }
 
+#if defined(__AVX512BW__)
+// Codes of at most kLimit bits below their lengths, by value: what eight registers hold.
+struct WideCodes {
+  __m512i table[8];
+
+  WideCodes(const std::uint16_t* codes, const Lengths& lengths) {
+    alignas(64) std::uint16_t all[256];
+    for (std::size_t value = 0; value < 256; ++value)
+      all[value] = static_cast<std::uint16_t>(codes[value] | lengths.of[value] << kLimit);
+    for (std::size_t k = 0; k < 8; ++k) table[k] = _mm512_load_si512(all + 32 * k);
+  }
+
+  // Codes and lengths of 32 values.
+  __m512i look_up(const Byte* in) const {
+    const __mmask32 all = ~__mmask32{0};
+    const __m512i at = _mm512_maskz_cvtepu8_epi16(all, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+    const __mmask32 second = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+    const __mmask32 upper = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
+    const auto half = [&](std::size_t k) {
+      return _mm512_mask_blend_epi16(second, _mm512_permutex2var_epi16(table[k], at, table[k + 1]),
+                                     _mm512_permutex2var_epi16(table[k + 2], at, table[k + 3]));
+    };
+    return _mm512_mask_blend_epi16(upper, half(0), half(4));
+  }
+};
+
+constexpr std::size_t kWideTurn = 32;                              // values of a turn
+constexpr std::size_t kWideBytes = kWideTurn * kLimit / 8 + 16;  // that it may write, margins included
+
+// How many turns of write_wide are safe.
+inline std::size_t safe_wide(const BitWriter& w) {
+  const std::size_t values = static_cast<std::size_t>(w.stop - w.in), room = static_cast<std::size_t>(w.end - w.p);
+  return least(values / kWideTurn, room / kWideBytes);
+}
+
+// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 held over.
+inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, std::size_t turns) {
+  using Pairs = std::uint32_t __attribute__((vector_size(64)));
+  using Fours = std::uint64_t __attribute__((vector_size(64)));
+  BitWriter a = one, b = two;
+  alignas(64) std::uint64_t bits[2][8], lengths[2][8];
+  const auto join = [&](BitWriter& w, std::size_t k) {
+    constexpr std::uint32_t code = (1u << kLimit) - 1;
+    const Pairs found = reinterpret_cast<Pairs>(codes.look_up(w.in));
+    const Pairs first = found >> kLimit & 15, both = first + (found >> (16 + kLimit));
+    const Fours pairs = reinterpret_cast<Fours>((found & code) | (found >> 16 & code) << first);
+    const Fours length = reinterpret_cast<Fours>(both), low = length & 0xffffffff;
+    const Fours four = (pairs & 0xffffffff) | pairs >> 32 << low, all = low + (length >> 32);
+    std::memcpy(bits[k], &four, sizeof four);
+    std::memcpy(lengths[k], &all, sizeof all);
+    w.in += kWideTurn;
+  };
+  const auto append = [&](BitWriter& w, std::uint64_t what, std::uint64_t length) {
+    w.bits |= what << w.held;
+    w.held += static_cast<unsigned>(length);
+    store_le<std::uint64_t>(w.p, w.bits);
+    w.p += w.held >> 3;
+    w.bits >>= w.held & ~7u;
+    w.held &= 7;
+  };
+  for (; turns; --turns) {
+    join(a, 0);
+    join(b, 1);
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < 8; ++k) {
+      append(a, bits[0][k], lengths[0][k]);
+      append(b, bits[1][k], lengths[1][k]);
+    }
+  }
+  one = a;
+  two = b;
+}
+#endif
+
 // Writes a planned plane of n values; exactly plan.bytes.
 inline void write_huffman(const Byte* plane, std::size_t n, const HuffmanPlan& plan, Byte* p) {
   std::uint16_t codes[256] = {};
@@ -323,6 +255,12 @@ inline void write_huffman(const Byte* plane, std::size_t n, const HuffmanPlan& p
     writers[s] = {plane + least(s * quarter, n), plane + least((s + 1) * quarter, n), at, at + plan.sizes[s], 0, 0};
     at += plan.sizes[s];
   }
+#if defined(__AVX512BW__)
+  const WideCodes wide(codes, plan.lengths);
+  for (std::size_t s = 0; s < kStreams; s += 2)
+    while (const std::size_t turns = least(safe_wide(writers[s]), safe_wide(writers[s + 1])))
+      write_wide(writers[s], writers[s + 1], wide, turns);
+#endif
   for (std::size_t s = 0; s < kStreams; s += 2)
     while (const std::size_t turns = least(safe_writes(writers[s]), safe_writes(writers[s + 1])))
       write_turns(writers[s], writers[s + 1], table, turns);

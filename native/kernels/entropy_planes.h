@@ -3,6 +3,10 @@
 #pragma once
 #include "kernels/entropy.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace ingot::INGOT_ISA {
 namespace {
 
@@ -82,22 +86,47 @@ inline void pack_six(const Byte* in, std::size_t n, Byte* out) {
       out[k * quarter + i] = static_cast<Byte>(six[k * quarter + i] | (six[3 * quarter + i] >> (2 * k)) << 6);
 }
 
-// Sets the six low bits of n bytes from `in`, and the two high ones from the low bits of symbols, whose others go to `top`.
-inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict symbols, std::size_t n, Byte* __restrict top,
-                     Byte* __restrict next) {
+// Sixteen bits of n elements, at most kSixBlock: symbols of ten bits above six low bits from `in`.
+inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict symbols, std::size_t n, std::uint16_t* __restrict out) {
   const std::size_t quarter = (n + 3) / 4;
-  Byte six[kSixBlock + 4];
+  std::uint16_t room[kSixBlock + 4];
+  std::uint16_t* __restrict const six = n == 4 * quarter ? out : room;
   for (std::size_t i = 0; i < quarter; ++i) {
-    const Byte a = in[i], b = in[quarter + i], c = in[2 * quarter + i];
+    const std::uint16_t a = in[i], b = in[quarter + i], c = in[2 * quarter + i];
     six[i] = a & 63;
     six[quarter + i] = b & 63;
     six[2 * quarter + i] = c & 63;
-    six[3 * quarter + i] = static_cast<Byte>(a >> 6 | (b >> 6) << 2 | (c >> 6) << 4);
+    six[3 * quarter + i] = static_cast<std::uint16_t>(a >> 6 | (b >> 6) << 2 | (c >> 6) << 4);
   }
-  for (std::size_t i = 0; i < n; ++i) {
-    top[i] = static_cast<Byte>(symbols[i] >> 2);
-    next[i] = static_cast<Byte>(six[i] | symbols[i] << 6);
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::uint16_t>(six[i] | symbols[i] << 6);
+}
+
+// Copies to memory that will not be read soon, past the caches where there are instructions for that.
+inline void copy_past_caches(Byte* out, const Byte* in, std::size_t bytes) {
+#if defined(__SSE2__)
+  constexpr std::size_t line = 64;
+  const std::size_t head = least((line - reinterpret_cast<std::uintptr_t>(out) % line) % line, bytes);
+  std::memcpy(out, in, head);
+  std::size_t i = head;
+  for (; i + line <= bytes; i += line) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_loadu_si512(in + i));
+#else
+    for (std::size_t k = i; k < i + line; k += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out + k), _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + k)));
+#endif
   }
+  std::memcpy(out + i, in + i, bytes - i);
+#else
+  std::memcpy(out, in, bytes);
+#endif
+}
+
+// What was copied so is seen by other threads that hear of it.
+inline void finish_copies() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace

@@ -130,7 +130,7 @@ def test_every_mode_is_tried(name: str) -> None:
     assert found == set(reference.MODES)
 
 
-@pytest.mark.parametrize("name", ["bf16", "f32", "f64", "i8"])
+@pytest.mark.parametrize("name", ["bf16", "f16", "i16", "f32", "f64", "i8"])
 def test_large_chunks_have_these_bytes_on_every_instruction_set(name: str) -> None:
     """The reference is too slow for these: the lowest instruction set stands in for it."""
     for base, tuned in (weights(name, 1 << 18, 1e-3), some(weights(name, 1 << 18, 1e-3), 0.02)):
@@ -172,7 +172,7 @@ def test_every_class_of_difference_survives(name: str) -> None:
         assert apply(name, planes, sizes, 4096, old)[0].tobytes() == new.tobytes()
 
 
-@pytest.mark.parametrize("name", ["bf16", "f32", "f64", "i8"])
+@pytest.mark.parametrize("name", ["bf16", "i16", "f32", "f64", "i8"])
 def test_damaged_bytes_end_in_an_answer(name: str) -> None:
     """Thousands of flipped, overwritten, cut and inserted bytes: an error or some values, never a stray write."""
     rng = np.random.default_rng(7)

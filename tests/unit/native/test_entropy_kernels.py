@@ -124,6 +124,72 @@ def test_large_chunks_have_these_bytes_on_every_instruction_set(max: bool) -> No
     assert out.tobytes() == words.tobytes()
 
 
+def uneven(count: int) -> dict[str, Array]:
+    """Values that make streams end at different times, codes longer than a look-up, and runs that take many bits."""
+    rng = np.random.default_rng(count)
+    quarter = -(-count // 4)
+    bursts = np.zeros(count, np.uint8)
+    for start in rng.integers(0, count - 64, count // 2000):
+        bursts[start : start + 64] = rng.integers(0, 256, 64)
+    dear = np.concatenate([np.zeros(3 * quarter, np.uint8), rng.integers(0, 64, count, np.uint8)])[:count]
+    long = np.minimum(rng.geometric(0.5, count) - 1, 20).astype(np.uint8)
+    return {
+        "one dear quarter": dear,
+        "one cheap quarter": np.where(dear, 0, rng.integers(0, 64, count, np.uint8)).astype(np.uint8),
+        "bursts": bursts,
+        "long codes": long,
+        "long codes in pairs": (long.astype(np.uint16) << np.uint16(8)) | rng.integers(0, 256, count, np.uint16),
+        "bursts in pairs": (bursts.astype(np.uint16) << np.uint16(7)) | rng.integers(0, 64, count, np.uint16),
+        "few values": rng.choice(np.array([0, 1, 255], np.uint8), count, p=(0.9, 0.09, 0.01)),
+    }
+
+
+@pytest.mark.parametrize("max", LEVELS)
+@pytest.mark.parametrize("count", [70_000, 8191, 8193])
+def test_uneven_streams_come_back_and_are_the_same_everywhere(count: int, max: bool) -> None:
+    for name, words in uneven(count).items():
+        before = native.isa()
+        sizes, planes = encode(words, 1 << 17, max=max, joint=words.itemsize == 2)
+        native.set_isa("baseline")
+        other = encode(words, 1 << 17, max=max, joint=words.itemsize == 2)
+        native.set_isa(before)
+        assert planes.tobytes() == other[1].tobytes(), name
+        out = np.empty_like(words)
+        assert decode(planes, sizes, 1 << 17, out) == (0, 1)
+        assert out.tobytes() == words.tobytes(), name
+
+
+@pytest.mark.parametrize("max", LEVELS)
+@pytest.mark.parametrize("name", ["bf16", "f32", "f8_e4m3fn"])
+def test_results_that_go_past_the_caches_are_whole_wherever_they_lie(name: str, max: bool) -> None:
+    """Those of a megabyte and more; lines of memory begin anywhere in them."""
+    words = np.tile(weights(name, 70_001), 16)[: (1 << 20) // numpy_dtype(name).itemsize + 77]
+    sizes, planes = encode(words, 1 << 17, max=max, joint=name != "f8_e4m3fn")
+    for shift in (0, 1, 7):
+        room = np.full(words.nbytes + 256, 0x5A, np.uint8)
+        start = 64 + shift * words.itemsize
+        out = room[start : start + words.nbytes].view(words.dtype)
+        assert native.kernels.entropy_decode(planes, sizes, 1 << 17, out) == (0, len(sizes))
+        assert out.tobytes() == words.tobytes()
+        assert (room[:start] == 0x5A).all()
+        assert (room[start + words.nbytes :] == 0x5A).all()
+
+
+@pytest.mark.parametrize("max", LEVELS)
+def test_damaged_long_streams_end_in_an_answer(max: bool) -> None:
+    """Of the loops without checks, which short planes hardly enter; each damage lies in the streams themselves."""
+    rng = np.random.default_rng(11)
+    for name, words in uneven(20_000).items():
+        sizes, planes = encode(words, 1 << 17, max=max, joint=words.itemsize == 2)
+        for _ in range(40):
+            damaged = planes.copy()
+            at = int(rng.integers(0, planes.size - 8))
+            damaged[at : at + 8] = rng.integers(0, 256, 8)
+            status, chunk = decode(damaged, sizes, 1 << 17, np.empty_like(words))
+            assert status in (0, 1, 2, 3), name
+            assert chunk <= 1
+
+
 @pytest.mark.parametrize(("max", "most"), [(False, 10.60), (True, 10.50)])
 def test_gaussian_weights_take_so_many_bits(max: bool, most: float) -> None:
     words = weights("bf16", 1 << 20)
