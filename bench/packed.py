@@ -2,10 +2,13 @@
 
     python bench/packed.py --json packed.json
     python bench/packed.py --only products --cpu --threads 1 --batch 16 64 256 --forms "int4 g32" "int4 g128" "int8 row"
+    python bench/packed.py --only passes --batch 1 8 16 64 256 --forms "int4 g32" "int8 row"
 
 Every shape has as many copies as make 256 MB of bf16, so that no cache holds them; ours, the same with x in 8 bits
 (``compute="int8"``) and torch's take turns, and the best time of each counts. ``stack`` is the linear layers of
 Qwen2.5-1.5B (28 layers, and the head 151936 x 1536), one token at a time: what a model does beside them is not in it.
+``passes`` is those of all 28 layers without the head, by rows of x, on each number of threads in turn, and how many
+times the first one's speed that is; ``memory`` says how fast so many threads read.
 """
 
 from __future__ import annotations
@@ -163,6 +166,61 @@ def stack(repeat: int) -> list[Row]:
     return rows
 
 
+def memory(repeat: int, threads: list[int]) -> list[Row]:
+    """GB/s at which a gigabyte is read."""
+    values = torch.ones(1 << 28, dtype=torch.int32)
+    ways = [partial(threaded, count, values.max) for count in threads]
+    found = [
+        {"threads": count, "gb_per_s": round(values.nbytes / seconds / 1e9, 1)}
+        for count, seconds in zip(threads, turns(repeat, *ways), strict=True)
+    ]
+    print(*(f"reading: {row['threads']} threads {row['gb_per_s']} GB/s" for row in found), sep="\n", flush=True)
+    return found
+
+
+def threaded(threads: int, way: Callable[[], object]) -> None:
+    torch.set_num_threads(threads)
+    way()
+
+
+def inputs(layers: list[list[torch.nn.Module]], batch: int) -> list[tuple[torch.nn.Module, torch.Tensor]]:
+    """Every layer of a model with an x of its own width: a chain of them would leave the numbers that models have."""
+    x = {cols: torch.randn(batch, cols, dtype=torch.bfloat16) for _, cols in LAYER}
+    return [(layer, x[shape[1]]) for block in layers for layer, shape in zip(block, LAYER, strict=True)]
+
+
+def linears(layers: list[tuple[torch.nn.Module, torch.Tensor]], rounding: bool | None = None) -> None:
+    for layer, x in layers:
+        if rounding is not None:
+            layer.rounding = rounding
+        layer(x)
+
+
+def passes(batches: list[int], repeat: int, threads: list[int], forms: Sequence[str]) -> list[Row]:
+    plain = [[dense(shape) for shape in LAYER] for _ in range(28)]
+    rows: list[Row] = []
+    for form in forms:
+        ours = [[packed(form, shape) for shape in LAYER] for _ in range(28)]
+        for batch in batches:
+            theirs, mine = inputs(plain, batch), inputs(ours, batch)
+            ways = [
+                partial(threaded, count, way)
+                for count in threads
+                for way in (partial(linears, theirs), partial(linears, mine, False), partial(linears, mine, True))
+            ]
+            seconds = turns(repeat, *ways)
+            for place, count in enumerate(threads):
+                here = dict(zip(("torch", "exact", "int8"), seconds[3 * place : 3 * place + 3], strict=True))
+                gain = dict(zip(here, (a / b for a, b in zip(seconds, here.values(), strict=False)), strict=True))
+                rows.append({"form": form, "batch": batch, "threads": count, "seconds": here, "gain": gain})
+                shown = "   ".join(f"{way} {here[way]:7.4f} s {gain[way]:.2f} x" for way in here)
+                print(
+                    f"{form:16} x{batch:<3} {count} threads  {shown}   {here['torch'] / here['exact']:.2f} x",
+                    flush=True,
+                )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
@@ -171,20 +229,23 @@ def main() -> None:
     parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
     parser.add_argument("--forms", choices=FORMS, nargs="*", default=list(FORMS), metavar="FORM")
     parser.add_argument("--cpu", action="store_true", help="processor time, of products alone")
-    parser.add_argument("--only", choices=["products", "stack"])
+    parser.add_argument("--only", choices=["products", "stack", "passes"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     isa.set_isa(arguments.isa)
-    result: dict[str, Any] = {"isa": arguments.isa, "products": [], "stack": []}
+    result: dict[str, Any] = {"isa": arguments.isa, "products": [], "stack": [], "passes": []}
     clock = time.process_time if arguments.cpu else time.perf_counter
     with torch.inference_mode():
         result["overhead_us"] = round(overhead(), 1)
         print(f"a call of a layer: {result['overhead_us']} us")
+        if arguments.only in (None, "passes"):
+            result["memory"] = memory(arguments.repeat, arguments.threads)
+            result["passes"] = passes(arguments.batch, arguments.repeat, arguments.threads, arguments.forms)
         for threads in arguments.threads:
             torch.set_num_threads(threads)
-            if arguments.only != "stack":
+            if arguments.only in (None, "products"):
                 result["products"] += products(arguments.batch, arguments.repeat, arguments.forms, clock)
-            if arguments.only != "products":
+            if arguments.only in (None, "stack"):
                 result["stack"] += stack(arguments.repeat)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2))

@@ -18,7 +18,7 @@ using ingot::MatmulWeights;
 using ingot::ZeroKind;
 
 constexpr std::size_t kMostColumns = 64;               // of x
-constexpr std::size_t kTaskRows = 64;                  // that a thread takes at a time: whole cache lines of output
+constexpr std::size_t kTaskRows = 64;                  // that a thread takes at least: whole cache lines of output
 struct Call {
   const MatmulLayout& at;
   const MatmulWeights& weights;
@@ -27,12 +27,12 @@ struct Call {
   bool exact;  // products of x and codes
   const MatmulOutput& out;
   decltype(&ingot::baseline::matmul_rows) rows;
+  const ingot::Cuts cuts;
 
   static void task(void* self, std::size_t index) {
     const Call& call = *static_cast<Call*>(self);
-    const std::size_t first = index * kTaskRows;
-    call.rows(call.at, call.weights, call.prepared, call.count, call.exact, first, std::min(first + kTaskRows, call.at.rows),
-              call.out);
+    const std::size_t first = call.cuts.first(index) * kTaskRows, last = call.cuts.first(index + 1) * kTaskRows;
+    call.rows(call.at, call.weights, call.prepared, call.count, call.exact, first, std::min(last, call.at.rows), call.out);
   }
 };
 
@@ -79,9 +79,10 @@ class Matrix {
     float* prepared = ingot::hold_scratch(product.count * at_.prepared);
     INGOT_KERNEL(matmul_prepare)(at_, product.x, product.out.type, product.count, prepared);
     const bool exact = product.count > 1 && mode(product) != GemmMode::plain;
-    Call call{at_, weights_, prepared, product.count, exact, product.out, INGOT_KERNEL(matmul_rows)};
     if (packed_.size() * product.count < ingot::kAlone) threads = 1;
-    ingot::run_tasks((at_.rows + kTaskRows - 1) / kTaskRows, threads, &Call::task, &call);
+    Call call{at_, weights_, prepared, product.count, exact, product.out, INGOT_KERNEL(matmul_rows),
+              {(at_.rows + kTaskRows - 1) / kTaskRows, std::max<std::size_t>(threads, 1)}};
+    ingot::run_tasks(call.cuts.tasks(), threads, &Call::task, &call);
   }
 
   void gemm(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,

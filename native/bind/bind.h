@@ -56,6 +56,7 @@ void bind_isa(nb::module_& m);
 void bind_kv_cache(nb::module_& m);
 void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);
+void bind_pool(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_scaled(nb::module_& m);

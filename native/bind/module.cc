@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   bind_kv_cache(m);
   bind_mapping(m);
   bind_palette(m);
+  bind_pool(m);
   bind_records(m);
   bind_rounding(m);
   bind_scaled(m);

@@ -18,9 +18,9 @@ namespace ingot {
 namespace {
 
 constexpr std::size_t kMostThreads = 256;
-constexpr int kSpins = 2000;  // looks for new work before a thread sleeps: some tens of microseconds
+constexpr std::size_t kSpins = 2000;  // looks for new work before a thread sleeps: some tens of microseconds
 
-inline void pause() {
+inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -102,14 +102,13 @@ class Pool {
       std::lock_guard<std::mutex> guard(lock_);
       job_ = nullptr;
     }
-    for (int looks = 0; working_.load(std::memory_order_acquire); ++looks)
-      looks < kSpins ? pause() : std::this_thread::yield();
+    for (std::size_t looks = 0; working_.load(std::memory_order_acquire); ++looks) wait_a_little(looks);
   }
 
   void serve() {
     const DefaultFloats mode;  // a thread inherits the mode of the one that started it
     for (std::uint64_t seen = 0;;) {
-      for (int looks = 0; looks < kSpins && round_.load(std::memory_order_acquire) == seen; ++looks) pause();
+      for (std::size_t looks = 0; looks < kSpins && round_.load(std::memory_order_acquire) == seen; ++looks) relax();
       Job* job = nullptr;
       {
         std::unique_lock<std::mutex> guard(lock_);
@@ -142,11 +141,21 @@ class Pool {
 // starts with a pool of its own.
 std::atomic<Pool*> the_pool{nullptr};
 
-Pool& pool() {
+std::atomic<Team> the_team{nullptr};
+
+// A child that was forked has none of its parent's threads.
+void forget_at_fork() {
 #if !defined(_WIN32)
-  static const int hooked = pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
+  static const int hooked = pthread_atfork(nullptr, nullptr, [] {
+    the_pool.store(nullptr);
+    the_team.store(nullptr);
+  });
   static_cast<void>(hooked);
 #endif
+}
+
+Pool& pool() {
+  forget_at_fork();
   Pool* found = the_pool.load(std::memory_order_acquire);
   if (found) return *found;
   Pool* made = new Pool;
@@ -155,15 +164,27 @@ Pool& pool() {
   return *found;
 }
 
+void work_in_team(void* job) {
+  const DefaultFloats mode;
+  static_cast<Job*>(job)->work();
+}
+
 }  // namespace
+
+void wait_a_little(std::size_t looks) { looks < kSpins ? relax() : std::this_thread::yield(); }
+
+void share_team(Team team) {
+  forget_at_fork();
+  the_team.store(team);
+}
 
 void run_tasks(std::size_t tasks, std::size_t threads, void (*task)(void*, std::size_t), void* context) {
   Job job{tasks, task, context};
-  if (threads > tasks) threads = tasks;
-  if (threads < 2)
-    job.work();
-  else
-    pool().run(job, threads);
+  const std::size_t useful = threads < tasks ? threads : tasks;
+  if (useful < 2) return job.work();
+  if (const Team team = the_team.load(std::memory_order_acquire))
+    return team(&work_in_team, &job, static_cast<unsigned>(threads < kMostThreads ? threads : kMostThreads), 0);
+  pool().run(job, useful);
 }
 
 }  // namespace ingot

@@ -43,6 +43,7 @@ class Slots {
     for (std::size_t slot = 0;; slot = (slot + 1) % count_)
       if (!busy_[slot].exchange(true, std::memory_order_acquire)) return slot;
   }
+  std::size_t count() const { return count_; }
   void give(std::size_t slot) { busy_[slot].store(false, std::memory_order_release); }
 
  private:
@@ -70,7 +71,6 @@ struct Gemm {
   }
 
   static std::size_t tile(const Job& job) { return job.tile; }
-  static std::size_t at_once(const Job&, std::size_t) { return 1; }
   static void prepare(const Job& job, std::size_t index) { INGOT_KERNEL(gemm_pack)(job, index); }
   static void rows(const Job& job, std::size_t first, std::size_t last, Scratch& scratch) {
     INGOT_KERNEL(gemm_rows)(job, first, last, scratch);
@@ -97,58 +97,57 @@ struct Int8 {
 
   static std::size_t tile(const Job&) { return INGOT_KERNEL(int8_tile)(); }
 
-  // Few rows of x, for which reading weights takes longest: a thread reads as many of them in a row as may be.
-  static std::size_t at_once(const Job& job, std::size_t threads) {
-    constexpr std::size_t few = 4;
-    return job.count > few ? 1 : std::max<std::size_t>(1, (job.at.rows + kRows - 1) / kRows / (4 * threads));
-  }
-
   static void prepare(const Job& job, std::size_t index) { INGOT_KERNEL(int8_prepare)(job, index); }
   static void rows(const Job& job, std::size_t first, std::size_t last, Scratch& scratch) {
     INGOT_KERNEL(int8_rows)(job, first, last, scratch);
   }
 };
 
-// A tile of x a task, then `kRows` rows of the weights, or several times as many, a task.
+// A tile of x a task, then `kRows` rows of the weights, or many times as many, a task: those wait for all of x. What a
+// thread reads ahead past its rows are those that it takes next.
 template <class Way>
 class InTasks {
  public:
   InTasks(const typename Way::Job& job, std::size_t threads)
-      : job_(job), threads_(std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(1, tasks(1)))), slots_(threads_),
-        at_once_(Way::at_once(job, threads_)) {
-    const std::size_t each = sizeof(typename Way::Scratch) / sizeof(float);
-    float* memory = hold_scratch(threads_ * each + Way::prepared(job_, nullptr));
+      : job_(job), threads_(std::max<std::size_t>(threads, 1)), steps_((job_.at.rows + Way::kRows - 1) / Way::kRows),
+        slots_(std::clamp<std::size_t>(steps_, 1, threads_)), cuts_(steps_, slots_.count()),
+        tiles_((job_.count + Way::tile(job_) - 1) / Way::tile(job_)) {
+    const std::size_t each = sizeof(typename Way::Scratch) / sizeof(float), scratch = slots_.count() * each;
+    float* memory = hold_scratch(scratch + Way::prepared(job_, nullptr));
     scratch_ = reinterpret_cast<typename Way::Scratch*>(memory);
-    Way::prepared(job_, memory + threads_ * each);
+    Way::prepared(job_, memory + scratch);
   }
 
   void run() {
-    const std::size_t tile = Way::tile(job_), all = tasks(at_once_);
-    run_tasks((job_.count + tile - 1) / tile, threads_, &InTasks::prepare, this);
-    run_tasks(all, threads_, &InTasks::rows, this);
+    run_tasks(tiles_ + cuts_.tasks(), threads_, &InTasks::task, this);
   }
 
  private:
-  std::size_t tasks(std::size_t at_once) const {
-    const std::size_t step = Way::kRows * at_once;
-    return (job_.at.rows + step - 1) / step;
+  static void task(void* self, std::size_t index) { static_cast<InTasks*>(self)->task(index); }
+
+  void task(std::size_t index) {
+    if (index < tiles_) {
+      Way::prepare(job_, index);
+      prepared_.fetch_add(1, std::memory_order_release);
+      return;
+    }
+    for (std::size_t looks = 0; prepared_.load(std::memory_order_acquire) < tiles_; ++looks) wait_a_little(looks);
+    rows(cuts_.first(index - tiles_), cuts_.first(index - tiles_ + 1));
   }
 
-  static void prepare(void* self, std::size_t index) { Way::prepare(static_cast<InTasks*>(self)->job_, index); }
-
-  static void rows(void* self, std::size_t index) {
-    InTasks& product = *static_cast<InTasks*>(self);
-    const std::size_t step = Way::kRows * product.at_once_, stop = std::min((index + 1) * step, product.job_.at.rows);
-    const std::size_t slot = product.slots_.take();
-    for (std::size_t first = index * step; first < stop; first += Way::kRows)
-      Way::rows(product.job_, first, std::min(first + Way::kRows, stop), product.scratch_[slot]);
-    product.slots_.give(slot);
+  void rows(std::size_t first, std::size_t last) {
+    const std::size_t slot = slots_.take(), all = job_.at.rows;
+    for (std::size_t step = first; step < last; ++step)
+      Way::rows(job_, step * Way::kRows, std::min((step + 1) * Way::kRows, all), scratch_[slot]);
+    slots_.give(slot);
   }
 
   typename Way::Job job_;
-  const std::size_t threads_;
+  const std::size_t threads_, steps_;
   Slots slots_;
-  const std::size_t at_once_;
+  const Cuts cuts_;
+  const std::size_t tiles_;
+  std::atomic<std::size_t> prepared_{0};
   typename Way::Scratch* scratch_;
 };
 

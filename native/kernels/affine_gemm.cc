@@ -25,7 +25,6 @@ class Rows {
         per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock) {}
 
   void run() {
-    for (std::size_t m = 0; m < job_.count * kGemmRows; ++m) s_.totals[m] = 0;
     for (std::size_t b = 0; b < job_.blocks; b += kGemmSpan) {
       const std::size_t last = job_.blocks - b < kGemmSpan ? job_.blocks : b + kGemmSpan;
       load_scales(b / per_group_, (last - 1) / per_group_ + 1);
@@ -41,6 +40,8 @@ class Rows {
   // Blocks `b` to `last` of unit `n` and of the tile of x that begins at row `m`.
   void multiply(std::size_t b, std::size_t last, std::size_t n, std::size_t m) {
     const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
+    if (b == 0)  // totals are near when they are first added to
+      for (std::size_t i = 0; i < rows; ++i) std::memset(s_.totals + unit + i * kGemmRows, 0, kUnit * sizeof(float));
     const auto* x = static_cast<const std::uint8_t*>(job_.packed) + place_of(job_, m, b) * (job_.mode >= GemmMode::tiles ? 2 : 4);
     const Span span{reinterpret_cast<const float*>(x), s_.values, last - b, b % per_group_, per_group_, last == job_.blocks,
                     s_.scales + n * kUnit, s_.zeros + n * kUnit, job_.sums ? job_.sums + b / per_group_ * kGemmCount + m : s_.totals,
@@ -51,18 +52,38 @@ class Rows {
     multiply_of(job_.mode, rows)(span);
   }
 
+  // Scales of the span's groups, which wait where a row has but one.
   void load_scales(std::size_t from, std::size_t to) {
+    if (job_.groups == 1 && from_ == 0) return;
+    from_ = from;
     spread(job_.weights.scales, from, to, s_.scales);
     if (job_.at.zero != ZeroKind::none) spread(job_.weights.zeros, from, to, s_.zeros);
   }
 
+  // Group after group, each of all rows. Past the last row there are any: what comes of them is not stored.
   void spread(const void* values, std::size_t from, std::size_t to, float* out) const {
-    float found[kGemmSpan];
-    for (std::size_t row = 0; row < kGemmRows; ++row) {
-      const std::size_t held = row < rows_ ? first_ + row : first_ + rows_ - 1;  // any: what comes of it is not stored
-      const std::size_t place = job_.at.per_tensor ? 0 : held * job_.groups + from;
-      load_floats_of(values, job_.weights.scale_type, place, to - from, found);
-      for (std::size_t group = 0; group < to - from; ++group) out[group * kGemmRows + row] = found[group];
+    const Dtype type = job_.weights.scale_type;
+    if (job_.at.per_tensor || job_.groups == 1) {
+      load_floats_of(values, type, job_.at.per_tensor ? 0 : first_, job_.at.per_tensor ? 1 : rows_, out);
+      for (std::size_t row = job_.at.per_tensor ? 1 : rows_; row < kGemmRows; ++row) out[row] = out[row - 1];
+      return;
+    }
+    const std::size_t ahead = 64 / (type == Dtype::f32 ? 4 : 2), size = 64 / ahead, some = to - from;
+    for (std::size_t n = 0; n < kGemmRows; n += kWidth) {
+      alignas(64) float found[kWidth][kGemmSpan + kWidth];
+      for (std::size_t i = 0; i < kWidth; ++i) {
+        const std::size_t row = n + i < rows_ ? n + i : rows_ - 1, place = (first_ + row) * job_.groups + from;
+        const auto* next = static_cast<const std::uint8_t*>(values) + (place + ahead) * size;
+        __builtin_prefetch(next + (from + ahead < job_.groups ? 0 : (kGemmRows - 1) * job_.groups * size), 0, 2);
+        load_floats_of(values, type, place, some, found[i]);
+      }
+      for (std::size_t g = 0; g < some; g += kWidth) {
+        Words turned[kWidth];
+        for (std::size_t i = 0; i < kWidth; ++i) turned[i] = std::bit_cast<Words>(load_floats(found[i] + g));
+        transpose(turned);
+        for (std::size_t k = 0; k < kWidth && g + k < some; ++k)
+          store_floats(out + (g + k) * kGemmRows + n, std::bit_cast<Floats>(turned[k]));
+      }
     }
   }
 
@@ -71,16 +92,26 @@ class Rows {
     if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias);
     for (std::size_t m = 0; m < job_.count; ++m) {
       float* sums = s_.totals + m * kGemmRows;
+      fetch_output(m + 8);
       if (job_.out.bias)
         for (std::size_t row = 0; row < rows_; ++row) sums[row] += bias[row];
       store_values(sums, rows_, job_.out, m * job_.at.rows + first_);
     }
   }
 
+  // Rows of the output lie pages apart.
+  void fetch_output(std::size_t m) const {
+    const std::size_t size = job_.out.type == Dtype::f32 ? 4 : 2;
+    const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.at.rows + first_) * size;
+    if (m < job_.count)
+      for (std::size_t line = 0; line < rows_ * size; line += 64) __builtin_prefetch(to + line, 1);
+  }
+
   const GemmJob& job_;
   const std::size_t first_, rows_, units_;
   GemmScratch& s_;
   const std::size_t per_group_;
+  std::size_t from_ = std::size_t(-1);  // the first group of the scales at hand
 };
 
 // The sum of a block's 32 values in the order of its products.
@@ -136,27 +167,44 @@ inline void pack_block(const GemmJob& job, std::size_t first, std::size_t held, 
   std::memcpy(out, values, sizeof values);
 }
 
+// Magnitudes of values in 16 bits: the largest, and the smallest that is not 0.
+struct Range {
+  std::uint32_t largest, least;
+};
+
+Range range_of(const void* x, std::size_t n) {
+  const auto* values = static_cast<const std::uint16_t*>(x);
+  std::uint16_t largest = 0, before = 0xffff;  // `before` is less by one, so that 0 is the largest of all
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto magnitude = static_cast<std::uint16_t>(values[i] & 0x7fffu), less = static_cast<std::uint16_t>(magnitude - 1);
+    largest = magnitude > largest ? magnitude : largest;
+    before = less < before ? less : before;
+  }
+  return {largest, before + 1u};
+}
+
 }  // namespace
 
 // The mode that x allows: an exact product has the bits of x and those of a weight (a code, at most 2^8, or a value in 16
 // bits), and neither overflows nor, in bf16 instructions, which know no subnormal numbers, is near them: magnitudes are
 // between 2^-reach and 2^reach.
 GemmMode gemm_mode(const void* x, Dtype type, std::size_t n, std::uint32_t reach) {
+  if (type == Dtype::f16) return range_of(x, n).largest >= 0x7c00u ? GemmMode::plain : GemmMode::fused;
   const std::uint32_t most = (127 + reach) << 23, least = (127 - reach) << 23;
-  alignas(64) float values[256];
-  std::uint32_t bits = 0, large = 0, tiny = 0;
-  for (std::size_t first = 0; first < n; first += 256) {
-    const std::size_t some = n - first < 256 ? n - first : 256;
-    load_floats_of(x, type, first, some, values);
-    for (std::size_t i = 0; i < some; ++i) {
-      const std::uint32_t value = std::bit_cast<std::uint32_t>(values[i]), magnitude = value & 0x7fffffffu;
-      bits |= value;
-      large |= magnitude >= most;
-      tiny |= (magnitude < least) & (magnitude != 0);
-    }
+  if (type == Dtype::bf16) {
+    const Range found = range_of(x, n);
+    if (found.largest >= most >> 16) return GemmMode::plain;
+    return found.least < least >> 16 ? GemmMode::fused : GemmMode::tiles;
+  }
+  const auto* values = static_cast<const float*>(x);
+  std::uint32_t bits = 0, large = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto value = std::bit_cast<std::uint32_t>(values[i]);
+    bits |= value;
+    large |= (value & 0x7fffffffu) >= most;
   }
   if (large || (bits & 0xff)) return GemmMode::plain;
-  return tiny || (bits & 0xffff) || type != Dtype::bf16 ? GemmMode::fused : GemmMode::tiles;
+  return GemmMode::fused;
 }
 
 std::size_t gemm_tile([[maybe_unused]] GemmMode mode, std::size_t count) {

@@ -42,7 +42,13 @@ inline Floats number(const Numbers<kBits, kSigned>& numbers, const Words* words)
 
 // Two columns as neighbours in bf16, which holds them.
 inline Words pair(const Floats& low, const Floats& high) {
+#if defined(__AVX512BW__)
+  const __m512i upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return std::bit_cast<Words>(
+      _mm512_mask_shuffle_epi8(std::bit_cast<__m512i>(high), 0x3333333333333333u, std::bit_cast<__m512i>(low), upper));
+#else
   return (std::bit_cast<Words>(low) >> 16) | (std::bit_cast<Words>(high) & 0xffff0000u);
+#endif
 }
 
 // The column in the upper half of a word of a block for `GemmMode::dots`; two on is that in the lower half. Upper halves
@@ -106,7 +112,7 @@ class PairTable {
 inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t from, std::size_t ahead) {
   if (row >= at.rows || from >= at.row_bytes) return Words{};
   const std::uint8_t* codes = packed + row * at.row_bytes + from;
-  __builtin_prefetch(codes + ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes));
+  __builtin_prefetch(codes + ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes), 0, 2);
   if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
   alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
   std::memcpy(rest, codes, at.row_bytes - from);

@@ -38,6 +38,25 @@ bool signals_are_delivered() {
   return sigismember(&blocked, SIGTERM) == 0;
 }
 
+// As OpenMP does it, of threads that are there for the call alone.
+void team(void (*call)(void*), void* context, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(call, context);
+  call(context);
+  for (std::thread& other : others) other.join();
+}
+
+// Every step once, in order.
+bool cuts_cover(std::size_t all, std::size_t threads) {
+  const ingot::Cuts cuts(all, threads);
+  for (std::size_t i = 0, before = all; i < cuts.tasks(); ++i) {
+    const std::size_t size = cuts.first(i + 1) - cuts.first(i);
+    if (!size || size > before) return false;
+    before = size;
+  }
+  return cuts.first(0) == 0 && cuts.first(cuts.tasks()) == all;
+}
+
 }  // namespace
 
 void* operator new(std::size_t size) {
@@ -68,6 +87,14 @@ int main(int count, char** arguments) {
     });
   for (std::thread& caller : callers) caller.join();
   if (wrong) return fail("a task was left out, or done twice");
+
+  for (std::size_t all = 0; all < 300; ++all)
+    for (std::size_t threads : {1, 2, 3, 64, 400})
+      if (!cuts_cover(all, threads)) return fail("steps were left out, or cut into tasks that grow");
+
+  ingot::share_team(&team);
+  for (int i = 0; i < rounds / 10; ++i)
+    if (!sums_to(1 + i % 97, 1 + i % 6)) return fail("a task was left out, or done twice, by a team");
 
   for (int i = 0; i < 8; ++i) {  // a child has a pool of its own
     const pid_t child = fork();

@@ -19,6 +19,7 @@ from ingot.adapters.packed_decode import decode_rows
 from ingot.adapters.torch import from_numpy, to_numpy
 from ingot.codecs.packed import CODECS, Packed, matrix_of, stays_packed
 from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.team import share_team
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
@@ -130,6 +131,7 @@ class PackedWeight(torch.nn.Module):
 
     def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
         super().__init__()
+        share_team()
         self.kind, self.params = type(matrix), matrix.params
         self.shape = matrix.shape
         self.dtype = dtype
@@ -216,21 +218,19 @@ class PackedLinear(PackedWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
-        if x.shape[-1:] != (self.in_features,):
-            raise UsageError(f"expected x [..., {self.in_features}], found {list(x.shape)}", rule="matmul.shape")
+        if not (shape := x.shape) or shape[-1] != self.in_features:
+            raise UsageError(f"expected x [..., {self.in_features}], found {list(shape)}", rule="matmul.shape")
         if x.dtype not in _NAMES and x.dtype != torch.float64:
             raise UsageError(f"expected x in f32, f16, bf16 or f64, found {x.dtype}", rule="matmul.dtype")
-        flat = _autocast(x).reshape(prod(x.shape[:-1]), self.in_features)
-        if torch.is_grad_enabled():
-            recorded: Any = _Product.apply
-            out: torch.Tensor = recorded(flat, self.bias, self)
-        else:
-            out = self.product(flat, self.bias)
-        return out.view(*x.shape[:-1], self.out_features)
+        flat = _autocast(x) if len(shape) == 2 else _autocast(x).reshape(prod(shape[:-1]), self.in_features)
+        recorded: Any = _Product.apply
+        graded = torch.is_grad_enabled()
+        out: torch.Tensor = recorded(flat, self.bias, self) if graded else self.product(flat, self.bias)
+        return out if len(shape) == 2 else out.view(*shape[:-1], self.out_features)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
-        x = x.detach().contiguous()
+        x = (x.detach() if x.requires_grad else x).contiguous()
         bias = None if bias is None else bias.detach()
         if x.dtype in _NAMES and has_kernels(x.device):
             if self.rounding and self.matrix.rounds:

@@ -137,6 +137,16 @@ def test_threads_change_no_bit(params: AffineLayout) -> None:
             assert product(held, x, None, workers).tobytes() == alone.tobytes()
 
 
+@pytest.mark.parametrize("params", [MANY[1], MANY[5], MANY[-3]], ids=str)
+def test_neither_threads_nor_the_number_of_rows_change_a_bit(params: AffineLayout) -> None:
+    held = matrix(params, 1351, 70, "bf16", 5)  # 22 steps of a thread, the last of 7 rows
+    x = np.random.default_rng(6).normal(0, 1, (600, 70)).astype(numpy_dtype("bf16"))
+    alone = product_of_many(held, x)
+    assert alone[:2].tobytes() == gemm(x[:2], weights_of(held)).astype(x.dtype).tobytes()
+    for count, workers in ((1, 2), (6, 3), (33, 9), (257, 30), (600, 4)):
+        assert product_of_many(held, x[:count], None, workers).tobytes() == alone[:count].tobytes()
+
+
 def test_callers_at_once_do_not_mix() -> None:
     held = [matrix(KINDS[seed], 700, 256, "f32", seed) for seed in range(4)]
     x = np.random.default_rng(0).normal(0, 1, (2, 256)).astype(np.float32)
