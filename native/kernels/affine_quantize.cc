@@ -1,6 +1,11 @@
 // Quantizers of the affine family: spec/affine.md, "Quantizers". Scales are rounded to their stored type before they are
 // used; divisions are true divisions; sums have a fixed order.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include "kernels/affine_choose.h"
+#include "kernels/affine_levels.h"
 #include "kernels/affine_search.h"
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
@@ -9,9 +14,23 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
+template <Dtype kDtype>
+AffineRange checked_range(const TypeOf<kDtype>* in, std::size_t n, std::int32_t low, std::int32_t high) {
+  AffineRange range{from_key(low), from_key(high), n};
+  if (high >= kInfinity || low <= ~kInfinity)
+    for (range.bad = 0; is_finite(Element<kDtype>::load(in[range.bad]));) ++range.bad;
+  return range;
+}
+
 // Minimum and maximum of the values, and of 0 if asked.
 template <Dtype kDtype, bool kAndZero = true>
 AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
+#if defined(__AVX512BW__)
+  if constexpr (kDtype != Dtype::f64) {
+    const KeyRange found = key_range<kDtype>(in, n, kAndZero ? KeyRange{0, 0} : KeyRange{kMagnitude, ~kMagnitude});
+    return checked_range<kDtype>(in, n, found.low, found.high);
+  }
+#endif
   constexpr std::size_t width = sizeof(Ints) / sizeof(std::int32_t);
   Ints lows{}, highs{};
   if constexpr (!kAndZero) {
@@ -36,10 +55,7 @@ AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
     low = lows[lane] < low ? lows[lane] : low;
     high = highs[lane] > high ? highs[lane] : high;
   }
-  AffineRange range{from_key(low), from_key(high), n};
-  if (high >= kInfinity || low <= ~kInfinity)
-    for (range.bad = 0; is_finite(Element<kDtype>::load(in[range.bad]));) ++range.bad;
-  return range;
+  return checked_range<kDtype>(in, n, low, high);
 }
 
 // rint((w - z) / s) clipped, with z an offset or 0.
@@ -61,6 +77,9 @@ inline float level_of_zero(float zero) {
 template <Dtype kDtype>
 void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid, int bits,
                   std::uint8_t* __restrict codes) {
+#if defined(__AVX512BW__)
+  if constexpr (kDtype != Dtype::f64) return level_run<kDtype>(in, n, grid, bits, codes);
+#endif
   const std::int32_t zero = static_cast<std::int32_t>(grid.zero), mask = (1 << bits) - 1;
   alignas(64) float block[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {

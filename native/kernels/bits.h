@@ -160,11 +160,29 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
   for (i = from; i < count; ++i) codes.words[i] = little(unpack_word<kBits, kMsb>(raw[i]));
 }
 
+#if defined(__AVX512BW__)
+// Two codes a byte, sixty-four at a time; there are zeros behind the last to the end of its byte.
+template <bool kMsb>
+void pack_pairs(const std::uint8_t* codes, std::size_t n, std::uint8_t* __restrict out) {
+  for (std::size_t i = 0; i < n; i += 64) {
+    const std::size_t bytes = n - i < 64 ? (n - i + 1) / 2 : 32;
+    const __mmask32 there = bytes < 32 ? (std::uint32_t{1} << bytes) - 1 : ~std::uint32_t{0};
+    const __m512i pairs = _mm512_maskz_loadu_epi16(there, codes + i);
+    const __m512i both = kMsb ? _mm512_or_si512(_mm512_slli_epi16(pairs, 4), _mm512_srli_epi16(pairs, 8))
+                              : _mm512_or_si512(pairs, _mm512_srli_epi16(pairs, 4));
+    _mm256_mask_storeu_epi8(out + i / 2, there, _mm512_cvtepi16_epi8(both));
+  }
+}
+#endif
+
 // Packs `n` codes (at most kChunk, each below 2^kBits) to ceil(n * kBits / 8) bytes; unused bits of the last are zero.
 template <int kBits, bool kMsb>
 void pack(Codes& codes, std::size_t n, std::uint8_t* __restrict out) {
   const std::size_t whole = n / 8, count = (n + 7) / 8;
   for (std::size_t i = n; i < count * 8; ++i) codes.bytes()[i] = 0;
+#if defined(__AVX512BW__)
+  if constexpr (kBits == 4) return pack_pairs<kMsb>(codes.bytes(), n, out);
+#endif
   for (std::size_t i = 0; i < count; ++i) codes.words[i] = little(pack_word<kBits, kMsb>(little(codes.words[i])));
   for (std::size_t i = 0; i < whole; ++i) std::memcpy(out + i * kBits, &codes.words[i], kBits);
   if (n % 8) std::memcpy(out + whole * kBits, &codes.words[whole], (n % 8 * kBits + 7) / 8);

@@ -116,14 +116,7 @@ def affine_numbers(integers: Array, signed: bool, out: Array, dtype: str) -> Non
 def affine_same(values: Array, dtype: str, out: Array, target: str) -> bool: ...
 def affine_range(values: Array, dtype: str) -> tuple[float, float, int]: ...
 def affine_candidates(
-    low: float,
-    high: float,
-    bits: int,
-    signed: bool,
-    symmetric: bool,
-    scale_dtype: str,
-    scales: Array,
-    zeros: Array,
+    low: float, high: float, bits: int, signed: bool, symmetric: bool, scale_dtype: str, scales: Array, zeros: Array
 ) -> None: ...
 def affine_errors(
     values: Array, dtype: str, bits: int, signed: bool, symmetric: bool, scales: Array, zeros: Array, totals: Array
