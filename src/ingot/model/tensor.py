@@ -98,6 +98,8 @@ class Tensor:
         What a view that changes values made this tensor of: errors are measured against it. None elsewhere.
     decoded_from : str
         The codec whose numbers a view decodes for this tensor; empty where its parts are those that are stored.
+    changed : bool
+        Whether a view computed other numbers for this tensor: rounded, turned or with something folded in.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Tensor:
     decoder: Decoder | None = field(default=None, repr=False)
     origin: Tensor | None = field(default=None, repr=False)
     decoded_from: str = field(default="", repr=False)
+    changed: bool = field(default=False, repr=False)
 
     @classmethod
     def from_parts(

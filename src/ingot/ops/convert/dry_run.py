@@ -13,7 +13,7 @@ from ingot.ops.codec_name import codec_name
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.plan import ConvertPlan
-from ingot.ops.convert.report import action_of
+from ingot.ops.convert.report import action_of, exact
 
 _TENSORS = (
     Column("name"),
@@ -84,7 +84,7 @@ def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
             step.tensor.dtype,
             step.rule,
             action_of(step),
-            step.exact,
+            exact(step),
             step.spec.codec,
             step.spec.params,
             step.in_bytes,

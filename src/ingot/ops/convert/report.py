@@ -12,7 +12,7 @@ from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
 from ingot.engine.alike import Finished, by_kind
 from ingot.engine.done import Done
-from ingot.engine.steps import DECODED, MOVED, REPACKED
+from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED
 from ingot.engine.work import Step
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.report import (
@@ -180,8 +180,15 @@ _KEPT = {
 
 
 def action_of(step: Step) -> str:
-    """Return what happens to a tensor: what a view decodes is not moved, though the step only copies its values."""
-    return DECODED if step.action == MOVED and step.tensor.decoded_from else step.action
+    """Return what happens to a tensor: what a view computes is not moved, though the step only copies its bytes."""
+    if step.action != MOVED:
+        return step.action
+    return ENCODED if step.tensor.changed else DECODED if step.tensor.decoded_from else MOVED
+
+
+def exact(step: Step) -> bool:
+    """Whether what is written has the values of the source: not where a view has computed others."""
+    return step.exact and not step.tensor.changed
 
 
 def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
@@ -211,7 +218,7 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
         source_codec=step.tensor.decoded_from or step.tensor.codec,
         action=action_of(step),
         rule=step.rule,
-        exact=step.exact,
+        exact=exact(step),
         source_nbytes=step.tensor.nbytes,
         nbytes=nbytes,
         error=error.summary() if error is not None and error.count else None,

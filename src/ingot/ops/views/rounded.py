@@ -161,7 +161,7 @@ def _corrected(tensor: Tensor, work: _Work, rounding: Rounding) -> Tensor:
     part = Part(
         tensor.dtype, tensor.nbytes, _Bytes(_Bias(tensor, work, rounding), "data", tensor.nbytes), where=tensor.name
     )
-    return replace(tensor, parts={"data": part})
+    return replace(tensor, parts={"data": part}, changed=True)
 
 
 class _Bias:
@@ -205,8 +205,16 @@ def _tensor(work: _Work) -> Tensor:
         )
         for spec in layout.part_specs(tensor.shape)
     }
-    return Tensor(
-        tensor.name, tensor.shape, layout.dtype, layout.codec, parts, layout.attributes(), CODECS[layout.codec]
+    return replace(
+        tensor,
+        dtype=layout.dtype,
+        codec=layout.codec,
+        parts=parts,
+        params=layout.attributes(),
+        decoder=CODECS[layout.codec],
+        origin=None,
+        decoded_from=tensor.decoded_from or tensor.codec,
+        changed=True,
     )
 
 

@@ -82,7 +82,8 @@ def turned_matrix(tensor: Tensor, name: str) -> Tensor:
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
     told = "" if tensor.codec == DenseLayout.codec else tensor.codec
-    return Tensor(name, shape, row.name, DenseLayout.codec, {DATA: part}, {}, codec, decoded_from=told)
+    made = Tensor(name, shape, row.name, DenseLayout.codec, {DATA: part}, {}, codec, decoded_from=told)
+    return replace(made, changed=tensor.changed)
 
 
 def _flipped(tensor: Tensor) -> Tensor | None:

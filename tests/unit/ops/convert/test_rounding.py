@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.main import run
 from ingot.codecs.base import repack
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
@@ -197,6 +198,25 @@ def test_the_bytes_are_the_same_on_any_number_of_threads(model: Path, statistics
     for threads in (1, 4):
         ingot.convert(model, tmp_path / f"{threads}.zt", own, calibration=statistics, threads=threads)
     assert (tmp_path / "1.zt").read_bytes() == (tmp_path / "4.zt").read_bytes()
+
+
+@pytest.mark.parametrize("target", ["out.zt", "out.gguf", "out.safetensors"])
+def test_what_is_rounded_is_not_said_to_be_exact(
+    model: Path, statistics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
+    report = ingot.convert(model, tmp_path / target, own, calibration=statistics)
+    source = {each.source_codec for each in report.tensors}
+    assert not report.exact
+    assert [each.action for each in report.tensors if each.codec != "dense" and each.action == "moved"] == []
+    assert not any(each.exact for each in report.tensors if each.action != "moved")
+    assert source == {"dense"} or target != "out.zt"
+    asked = ["convert", str(model), str(tmp_path / target), "--recipe", str(own), "--calibration", str(statistics)]
+    assert run([*asked, "--overwrite"]) == 0
+    assert "bit for bit" not in capsys.readouterr().out
+    assert run([*asked, "--overwrite", "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["tensors"]
+    assert {each["name"]: each["exact"] for each in planned} == {each.name: each.exact for each in report.tensors}
 
 
 def test_what_statistics_lack_is_told(tmp_path: Path) -> None:
