@@ -86,7 +86,6 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
 
     ``checked``: whoever asks knows the tensor to be in proportion (``model.limits``).
 
-
     Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
     raises.
     """

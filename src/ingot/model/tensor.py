@@ -98,8 +98,9 @@ class Tensor:
         What a view that changes values made this tensor of: errors are measured against it. None elsewhere.
     decoded_from : str
         The codec whose numbers a view decodes for this tensor; empty where its parts are those that are stored.
-    changed : bool
-        Whether a view computed other numbers for this tensor: rounded, turned or with something folded in.
+    source_bits : float
+        Bits that an element is stored in where a view computes other numbers: rounded, turned, or with something
+        folded in. 0 where the numbers are those that are stored.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Tensor:
     decoder: Decoder | None = field(default=None, repr=False)
     origin: Tensor | None = field(default=None, repr=False)
     decoded_from: str = field(default="", repr=False)
-    changed: bool = field(default=False, repr=False)
+    source_bits: float = field(default=0.0, repr=False)
 
     @classmethod
     def from_parts(
@@ -153,6 +154,11 @@ class Tensor:
         for part in self.parts.values():  # asked of every tensor, several times
             total += part.length
         return total
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits that an element is stored in: of what its number was computed from, where a view computed it."""
+        return self.source_bits or 8 * self.nbytes / max(self.size, 1)
 
     @property
     def occupies(self) -> int:

@@ -88,7 +88,8 @@ def decoded(
     size = row.bits // 8
     source = Pieces(name, values, np.stack([runs[0], runs[1] * size, runs[2] * size]))
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: data")
-    return Tensor(name, shape, row.name, DenseLayout.codec, {"data": part}, {}, dense)
+    bits = max(origin.source_bits for origin in origins)
+    return Tensor(name, shape, row.name, DenseLayout.codec, {"data": part}, {}, dense, source_bits=bits)
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:

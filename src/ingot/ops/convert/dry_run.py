@@ -13,7 +13,7 @@ from ingot.ops.codec_name import codec_name
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.plan import ConvertPlan
-from ingot.ops.convert.report import action_of, exact
+from ingot.ops.convert.report import action_of, exact, source_nbytes
 
 _TENSORS = (
     Column("name"),
@@ -87,7 +87,7 @@ def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
             exact(step),
             step.spec.codec,
             step.spec.params,
-            step.in_bytes,
+            source_nbytes(step),
             step.out_bytes,
             grades,
         )
@@ -105,6 +105,6 @@ def _groups(steps: Sequence[Step]) -> Table:
 
     rows = []
     for name, group in equal_layers(steps, lambda step: step.tensor.name, key):
-        sizes = (sum(step.in_bytes for step in group), sum(step.out_bytes for step in group))
+        sizes = (sum(source_nbytes(step) for step in group), sum(step.out_bytes for step in group))
         rows.append((name, *key(group[0]), len(group), *sizes))
     return Table("", _GROUPS, rows, data=False)

@@ -183,12 +183,18 @@ def action_of(step: Step) -> str:
     """Return what happens to a tensor: what a view computes is not moved, though the step only copies its bytes."""
     if step.action != MOVED:
         return step.action
-    return ENCODED if step.tensor.changed else DECODED if step.tensor.decoded_from else MOVED
+    return ENCODED if step.tensor.source_bits else DECODED if step.tensor.decoded_from else MOVED
 
 
 def exact(step: Step) -> bool:
     """Whether what is written has the values of the source: not where a view has computed others."""
-    return step.exact and not step.tensor.changed
+    return step.exact and not step.tensor.source_bits
+
+
+def source_nbytes(step: Step) -> int:
+    """Return the stored bytes of the source's tensor, or of as much of it as this one is."""
+    tensor = step.tensor
+    return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 
 
 def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
@@ -219,7 +225,7 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
         action=action_of(step),
         rule=step.rule,
         exact=exact(step),
-        source_nbytes=step.tensor.nbytes,
+        source_nbytes=source_nbytes(step),
         nbytes=nbytes,
         error=error.summary() if error is not None and error.count else None,
         sparsity=_sparsity(step.spec.params) if step.spec.codec == BlocksLayout.codec else 0.0,

@@ -126,7 +126,7 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
     source = Pieces(site.name, [origin], np.array([[0], [0], [size]], np.int64))
     part = Part(row.storage, size, source, type=None if row.is_storage else row.name, where=f"{site.name}: data")
     codec = CODECS[DenseLayout.codec]
-    return Tensor(site.name, shape, dtype, codec.id, {DATA: part}, {}, codec, changed=True)
+    return Tensor(site.name, shape, dtype, codec.id, {DATA: part}, {}, codec, source_bits=tensor.stored_bits)
 
 
 class _Folded:

@@ -161,7 +161,7 @@ def _corrected(tensor: Tensor, work: _Work, rounding: Rounding) -> Tensor:
     part = Part(
         tensor.dtype, tensor.nbytes, _Bytes(_Bias(tensor, work, rounding), "data", tensor.nbytes), where=tensor.name
     )
-    return replace(tensor, parts={"data": part}, changed=True)
+    return replace(tensor, parts={"data": part}, source_bits=tensor.stored_bits)
 
 
 class _Bias:
@@ -214,7 +214,7 @@ def _tensor(work: _Work) -> Tensor:
         decoder=CODECS[layout.codec],
         origin=None,
         decoded_from=tensor.decoded_from or tensor.codec,
-        changed=True,
+        source_bits=tensor.stored_bits,
     )
 
 

@@ -83,7 +83,7 @@ def turned_matrix(tensor: Tensor, name: str) -> Tensor:
     codec = CODECS[DenseLayout.codec]
     told = "" if tensor.codec == DenseLayout.codec else tensor.codec
     made = Tensor(name, shape, row.name, DenseLayout.codec, {DATA: part}, {}, codec, decoded_from=told)
-    return replace(made, changed=tensor.changed)
+    return replace(made, source_bits=tensor.source_bits)
 
 
 def _flipped(tensor: Tensor) -> Tensor | None:

@@ -211,6 +211,7 @@ def test_what_is_rounded_is_not_said_to_be_exact(
     assert [each.action for each in report.tensors if each.codec != "dense" and each.action == "moved"] == []
     assert not any(each.exact for each in report.tensors if each.action != "moved")
     assert source == {"dense"} or target != "out.zt"
+    assert sum(each.source_nbytes for each in report.tensors) == report.source_nbytes
     asked = ["convert", str(model), str(tmp_path / target), "--recipe", str(own), "--calibration", str(statistics)]
     assert run([*asked, "--overwrite"]) == 0
     assert "bit for bit" not in capsys.readouterr().out
