@@ -83,6 +83,24 @@ class PackedMatrix:
         dots: bool = True,
     ) -> None: ...
 
+class DecoderLayer:
+    def __init__(
+        self,
+        matrices: list[PackedMatrix],
+        biases: list[Array | None],
+        norms: list[Array | None],
+        epsilons: list[float],
+        width: int,
+        dtype: str,
+    ) -> None: ...
+    def project(
+        self, x: Array, cosines: Array, sines: Array, queries: Array, keys: Array, values: Array, threads: int
+    ) -> None: ...
+    def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None: ...
+
+def attend(
+    queries: Array, keys: Array, values: Array, tokens: int, out: Array, dtype: str, scale: float, threads: int
+) -> None: ...
 def affine_dequantize(
     packed: Array, scales: Array, zeros: Array | None, out: Array, layout: AffineLayout, scale_dtype: str, dtype: str
 ) -> None: ...

@@ -273,6 +273,7 @@ def _round(model: Any, device: Any, where: str) -> None:
             rule="model.compute",
             where=where,
         )
+    require("ingot.adapters.decoder_layers", "torch").put_layers(model)
 
 
 def _device(torch: Any, device: Any) -> Any:

@@ -104,9 +104,7 @@ class PackedMatrix:
 
         For callers in a hurry: it looks at nothing but sizes.
         """
-        if self._native is None:
-            raise ValueError("expected a layout that the kernels take; decode it")
-        self._native.matmul(x, bias, out, types[0], types[1], workers)
+        self.opened().matmul(x, bias, out, types[0], types[1], workers)
 
     def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
         """As ``matmul``, for any number of rows of ``x``: weights are unpacked once for 256 of them.
@@ -120,9 +118,7 @@ class PackedMatrix:
 
     def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
         """``gemm`` of arrays as ``matmul_bits`` takes them."""
-        if self._native is None:
-            raise ValueError("expected a layout that the kernels take; decode it")
-        self._native.gemm(x, bias, out, types[0], types[1], workers)
+        self.opened().gemm(x, bias, out, types[0], types[1], workers)
 
     @property
     def rounds(self) -> bool:
@@ -144,9 +140,13 @@ class PackedMatrix:
         self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int, *, dots: bool = True
     ) -> None:
         """``int8`` of arrays as ``matmul_bits`` takes them."""
+        self.opened().int8(x, bias, out, types[0], types[1], workers, dots)
+
+    def opened(self) -> native.kernels.PackedMatrix:
+        """Return what kernels of several matrices take; ``ValueError`` where none takes this layout."""
         if self._native is None:
             raise ValueError("expected a layout that the kernels take; decode it")
-        self._native.int8(x, bias, out, types[0], types[1], workers, dots)
+        return self._native
 
     def way(self, dtype: str, rows: int) -> Product | None:
         """Return the product by the kernels for so many rows of x of a type; None where decoding is better."""

@@ -1,0 +1,238 @@
+#include "core/layer.h"
+
+#include <memory>
+#include <vector>
+
+#include "bind/packed_matrix.h"
+#include "core/dispatch.h"
+#include "core/pool.h"
+#include "kernels/layer.h"
+
+namespace {
+
+using ingot::Attend;
+using ingot::Dtype;
+
+constexpr std::size_t kTaskRows = 8;                  // that a thread takes at a time
+constexpr std::size_t kSmall = std::size_t{1} << 15;  // values that are not worth a second thread
+
+// Calls work(index) for all below `tasks`.
+template <class Work>
+void in_tasks(std::size_t tasks, std::size_t threads, const Work& work) {
+  const auto call = [](void* self, std::size_t index) { (*static_cast<const Work*>(self))(index); };
+  ingot::run_tasks(tasks, std::clamp<std::size_t>(threads, 1, 256), call, const_cast<void*>(static_cast<const void*>(&work)));
+}
+
+// Calls work(first, last) for rows of `cols` values.
+template <class Work>
+void in_rows(std::size_t rows, std::size_t cols, std::size_t threads, const Work& work) {
+  in_tasks((rows + kTaskRows - 1) / kTaskRows, rows * cols < kSmall ? 1 : threads, [&](std::size_t index) {
+    work(index * kTaskRows, std::min(rows, (index + 1) * kTaskRows));
+  });
+}
+
+// Rows of values of one type, without their values at first.
+class Rows {
+ public:
+  Rows(std::size_t rows, std::size_t cols, std::size_t size)
+      : bytes_(new std::uint8_t[rows * cols * size]), row_(cols * size) {}
+  void* at(std::size_t row) const { return bytes_.get() + row * row_; }
+
+ private:
+  const std::unique_ptr<std::uint8_t[]> bytes_;
+  const std::size_t row_;
+};
+
+void attend(const InArray& queries, const InArray& keys, const InArray& values, std::size_t tokens, const OutArray& out,
+            std::string_view dtype, float scale, std::size_t threads) {
+  const Dtype type = float_type(dtype);
+  require(type != Dtype::f64, "expected values of type f32, f16 or bf16");
+  require(queries.ndim() == 3 && keys.ndim() == 3 && values.ndim() == 3 && out.ndim() == 3, "expected arrays of heads");
+  require_elements(queries, type, "expected queries of the named type");
+  require_elements(keys, type, "expected keys of the named type");
+  require_elements(values, type, "expected values of the named type");
+  require_elements(out, type, "expected an output of the named type");
+  const std::size_t heads = queries.shape(0), rows = queries.shape(1), width = queries.shape(2);
+  require(width % 16 == 0 && width <= ingot::kAttendWidth, "expected heads of at most 512 columns, in sixteens");
+  require(keys.shape(0) == heads && keys.shape(2) == width, "expected keys [heads, tokens, width]");
+  for (std::size_t i = 0; i < 3; ++i) {
+    require(values.shape(i) == keys.shape(i), "expected values as keys");
+    require(out.shape(i) == queries.shape(i), "expected an output as queries");
+  }
+  require(tokens >= 1 && tokens <= keys.shape(1), "expected no more tokens than there are keys");
+  const Attend at{queries.data(), keys.data(), values.data(), out.data(), heads, rows, width, tokens, keys.shape(1), type, scale};
+  const std::size_t segments = at.segments(), each = rows * at.part();
+  if (out.size() == 0) return;
+  nb::gil_scoped_release release;
+  std::vector<float> parts(heads * segments * each);
+  if (heads * tokens * width < kSmall) threads = 1;
+  in_tasks(heads * segments, threads, [&](std::size_t index) {
+    INGOT_KERNEL(attend_segment)(at, index / segments, index % segments, parts.data() + index * each);
+  });
+  for (std::size_t head = 0; head < heads; ++head)
+    INGOT_KERNEL(attend_merge)(at, head, parts.data() + head * segments * each);
+}
+
+// The seven products of a decoder layer, and what lies between them but attention.
+class DecoderLayer {
+ public:
+  DecoderLayer(nb::list matrices, nb::list biases, nb::list norms, nb::list epsilons, std::size_t width,
+               std::string_view dtype)
+      : matrices_(matrices), width_(width), type_(float_type(dtype)), size_(type_ == Dtype::f32 ? 4 : 2) {
+    require(type_ != Dtype::f64, "expected values of type f32, f16 or bf16");
+    require(nb::len(matrices) == kCount && nb::len(biases) == kCount, "expected seven matrices, and a bias or None of each");
+    require(nb::len(norms) == kNorms && nb::len(epsilons) == kNorms, "expected four norms, and an epsilon of each");
+    for (std::size_t i = 0; i < kCount; ++i) {
+      of_[i] = nb::cast<const PackedMatrix*>(matrices[i]);
+      require(of_[i] && of_[i]->rounds(), "expected matrices that take x in 8 bits");
+      biases_[i] = vector_of(biases[i], of_[i]->rows());
+    }
+    const std::size_t hidden = of_[kQuery]->cols(), between = of_[kGate]->rows(), attended = of_[kQuery]->rows();
+    require(width >= 2 && width % 2 == 0 && width <= ingot::kAttendWidth, "expected heads of at most 512 columns, in pairs");
+    require(attended % width == 0 && of_[kKey]->rows() % width == 0, "expected whole heads");
+    require(of_[kKey]->cols() == hidden && of_[kValue]->cols() == hidden && of_[kGate]->cols() == hidden &&
+                of_[kUp]->cols() == hidden && of_[kOut]->rows() == hidden && of_[kDown]->rows() == hidden,
+            "expected matrices of one hidden size");
+    require(of_[kOut]->cols() == attended && of_[kUp]->rows() == between && of_[kDown]->cols() == between,
+            "expected matrices that follow each other");
+    for (std::size_t i = 0; i < kNorms; ++i) {
+      norms_[i] = vector_of(norms[i], i == kBefore || i == kBetween ? hidden : width);
+      eps_[i] = nb::cast<float>(epsilons[i]);
+    }
+    require(norms_[kBefore] && norms_[kBetween], "expected norms of both halves of the layer");
+  }
+
+  // Queries, keys and values of rows of x, the first two turned to their positions.
+  void project(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& queries, const OutArray& keys,
+               const OutArray& values, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols(), rows = require_rows(x, hidden);
+    require(require_rows(cosines, width_) == rows && require_rows(sines, width_) == rows, "expected an angle for each row");
+    require_output(queries, rows, of_[kQuery]->rows());
+    require_output(keys, rows, of_[kKey]->rows());
+    require_output(values, rows, of_[kValue]->rows());
+    nb::gil_scoped_release release;
+    const Rows normal(rows, hidden, size_);
+    norm(kBefore, x.data(), rows, normal, threads);
+    multiply(kQuery, normal.at(0), rows, queries.data(), threads);
+    multiply(kKey, normal.at(0), rows, keys.data(), threads);
+    multiply(kValue, normal.at(0), rows, values.data(), threads);
+    in_rows(rows, of_[kQuery]->rows(), threads, [&](std::size_t first, std::size_t last) {
+      for (std::size_t row = first; row < last; ++row)
+        for (const std::size_t which : {kQuery, kKey})
+          turn(which, row_of(which == kQuery ? queries.data() : keys.data(), row, of_[which]->rows()),
+               row_of(cosines.data(), row, width_), row_of(sines.data(), row, width_));
+    });
+  }
+
+  // What the layer returns, of its input and of what was attended to.
+  void finish(const InArray& attended, const InArray& x, const OutArray& out, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols(), heads = of_[kOut]->cols(), rows = require_rows(x, hidden);
+    require(require_rows(attended, heads) == rows, "expected what each row attended to");
+    require_output(out, rows, hidden);
+    nb::gil_scoped_release release;
+    for (std::size_t first = 0; first < rows; first += ingot::kInt8Count)
+      finish_rows(row_of(attended.data(), first, heads), row_of(x.data(), first, hidden),
+                  std::min(rows - first, ingot::kInt8Count), row_of(out.data(), first, hidden), threads);
+  }
+
+ private:
+  enum : std::size_t { kQuery, kKey, kValue, kOut, kGate, kUp, kDown, kCount };
+  enum : std::size_t { kBefore, kBetween, kQueryHeads, kKeyHeads, kNorms };  // the last two: as kQuery and kKey
+
+  const void* row_of(const void* values, std::size_t row, std::size_t cols) const {
+    return static_cast<const std::uint8_t*>(values) + row * cols * size_;
+  }
+  void* row_of(void* values, std::size_t row, std::size_t cols) const {
+    return static_cast<std::uint8_t*>(values) + row * cols * size_;
+  }
+
+  // None is none.
+  std::optional<InArray> vector_of(nb::handle given, std::size_t size) const {
+    if (given.is_none()) return std::nullopt;
+    const InArray found = nb::cast<InArray>(given);
+    require_elements(found, type_, "expected aligned biases and norms of the named type");
+    require(found.ndim() == 1 && found.size() == size, "expected a bias for each row, a weight of a norm for each column");
+    return found;
+  }
+
+  template <class Array>
+  std::size_t require_rows(const Array& x, std::size_t cols) const {
+    require(x.ndim() == 2 && x.shape(1) == cols, "expected rows of as many columns as the layer has");
+    require_elements(x, type_, "expected values of the layer's type");
+    return x.shape(0);
+  }
+
+  void require_output(const OutArray& out, std::size_t rows, std::size_t cols) const {
+    require(require_rows(out, cols) == rows, "expected an output for each row");
+  }
+
+  void multiply(std::size_t which, const void* x, std::size_t rows, void* out, std::size_t threads) const {
+    const bool dots = ingot::has_dots(ingot::current_isa());
+    const void* bias = biases_[which] ? biases_[which]->data() : nullptr;
+    ingot::multiply_int8(of_[which]->weights(), x, rows, {bias, type_, out, type_}, dots, threads);
+  }
+
+  void norm(std::size_t which, const void* x, std::size_t rows, const Rows& out, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols();
+    in_rows(rows, hidden, threads, [&](std::size_t first, std::size_t last) {
+      for (std::size_t row = first; row < last; ++row)
+        INGOT_KERNEL(rms_norm)(row_of(x, row, hidden), norms_[which]->data(), type_, hidden, eps_[which], out.at(row));
+    });
+  }
+
+  // The heads of a row, each by a norm of its own where there is one, then to its position.
+  void turn(std::size_t which, void* row, const void* cosines, const void* sines) const {
+    const std::size_t heads = of_[which]->rows() / width_, norm = kQueryHeads + which;
+    if (norms_[norm])
+      for (std::size_t head = 0; head < heads; ++head) {
+        void* values = row_of(row, head, width_);
+        INGOT_KERNEL(rms_norm)(values, norms_[norm]->data(), type_, width_, eps_[norm], values);
+      }
+    INGOT_KERNEL(rotate_heads)(row, cosines, sines, type_, heads, width_);
+  }
+
+  void finish_rows(const void* attended, const void* x, std::size_t rows, void* out, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols(), between = of_[kGate]->rows();
+    const Rows normal(rows, hidden, size_), gates(rows, between, size_), ups(rows, between, size_);
+    const auto add = [&](const void* one, const void* other) {
+      in_rows(rows, hidden, threads, [&](std::size_t first, std::size_t last) {
+        INGOT_KERNEL(add_values)(row_of(one, first, hidden), row_of(other, first, hidden), type_, (last - first) * hidden,
+                                 row_of(out, first, hidden));
+      });
+    };
+    multiply(kOut, attended, rows, normal.at(0), threads);
+    add(x, normal.at(0));
+    norm(kBetween, out, rows, normal, threads);
+    multiply(kGate, normal.at(0), rows, gates.at(0), threads);
+    multiply(kUp, normal.at(0), rows, ups.at(0), threads);
+    in_rows(rows, between, threads, [&](std::size_t first, std::size_t last) {
+      INGOT_KERNEL(gate_values)(gates.at(first), ups.at(first), type_, (last - first) * between, gates.at(first));
+    });
+    multiply(kDown, gates.at(0), rows, normal.at(0), threads);
+    add(out, normal.at(0));
+  }
+
+  const nb::list matrices_;  // keeps them alive
+  const PackedMatrix* of_[kCount];
+  std::optional<InArray> biases_[kCount];
+  std::optional<InArray> norms_[kNorms];
+  float eps_[kNorms];
+  const std::size_t width_;
+  const Dtype type_;
+  const std::size_t size_;
+};
+
+}  // namespace
+
+void bind_layer(nb::module_& m) {
+  define(m, "attend", &attend, nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("tokens"), nb::arg("out"),
+         nb::arg("dtype"), nb::arg("scale"), nb::arg("threads"),
+         "Attention of queries [heads, rows, width] to the first tokens of keys and values [heads, capacity, width].");
+  nb::class_<DecoderLayer>(m, "DecoderLayer", "What a decoder layer computes but attention, of x in 8 bits.")
+      .def(nb::init<nb::list, nb::list, nb::list, nb::list, std::size_t, std::string_view>(), nb::arg("matrices"),
+           nb::arg("biases"), nb::arg("norms"), nb::arg("epsilons"), nb::arg("width"), nb::arg("dtype"))
+      .def("project", guarded(&DecoderLayer::project), nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("queries"),
+           nb::arg("keys"), nb::arg("values"), nb::arg("threads"), "Queries, keys and values of rows of x.")
+      .def("finish", guarded(&DecoderLayer::finish), nb::arg("attended"), nb::arg("x"), nb::arg("out"), nb::arg("threads"),
+           "What the layer returns, of what was attended to and of its input.");
+}

@@ -1,0 +1,237 @@
+// A decoder layer between its products: RMS norm, rotary positions, SiLU gates, sums, attention of a few queries. In f32
+// in a fixed order, of sixteen partial sums where there is a sum over columns, and rounded where transformers rounds.
+#include "kernels/layer.h"
+
+#include <cmath>
+
+#include "kernels/exponential.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kPiece = 256;   // values that are worked on at a time
+constexpr std::size_t kTile = 4;      // queries that share keys
+static_assert(kPiece % kLanes == 0 && kAttendTokens % kLanes == 0);
+
+// Calls `work.operator()<type>()`.
+template <class Work>
+inline void with_type(Dtype type, const Work& work) {
+  switch (type) {
+    case Dtype::f16:
+      return work.template operator()<Dtype::f16>();
+    case Dtype::bf16:
+      return work.template operator()<Dtype::bf16>();
+    default:
+      return work.template operator()<Dtype::f32>();
+  }
+}
+
+// Values of one type, as floats and back.
+template <Dtype kDtype>
+struct Values {
+  using Type = TypeOf<kDtype>;
+
+  static const Type* of(const void* from, std::size_t first = 0) { return static_cast<const Type*>(from) + first; }
+  static Type* of(void* from, std::size_t first = 0) { return static_cast<Type*>(from) + first; }
+
+  // Up to a piece of them, filled up with zeros.
+  static void load(const void* from, std::size_t first, std::size_t held, float (&values)[kPiece]) {
+    load_block<kDtype>(of(from, first), held, values);
+    for (std::size_t i = held; i < kPiece; ++i) values[i] = 0;
+  }
+
+  static void round(float* values, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) values[i] = Element<kDtype>::load(Element<kDtype>::store(values[i]));
+  }
+};
+
+// Calls work(first, held) for pieces of `n` values.
+template <class Work>
+inline void in_pieces(std::size_t n, const Work& work) {
+  for (std::size_t first = 0; first < n; first += kPiece) work(first, n - first < kPiece ? n - first : kPiece);
+}
+
+inline Floats silu(Floats x) { return x / (splat(1) + exponential(-x)); }
+
+// Of `kRows` rows of a head in one segment of tokens.
+template <Dtype kDtype, std::size_t kRows>
+class Segment {
+ public:
+  Segment(const Attend& at, std::size_t head, std::size_t segment, std::size_t row)
+      : at_(at), first_(segment * kAttendTokens),
+        count_(at.tokens - first_ < kAttendTokens ? at.tokens - first_ : kAttendTokens) {
+    const auto* queries = Values<kDtype>::of(at.queries, (head * at.rows + row) * at.width);
+    for (std::size_t m = 0; m < kRows; ++m) {
+      load_block<kDtype>(queries + m * at.width, at.width, query_[m]);
+      for (std::size_t i = 0; i < at.width; ++i) query_[m][i] *= at.scale;
+    }
+    offset_ = (head * at.capacity + first_) * at.width;
+  }
+
+  void run(float* parts) {
+    score();
+    for (std::size_t m = 0; m < kRows; ++m) weigh(m, parts + m * at_.part());
+    std::size_t column = 0;
+    for (; column + 4 * kLanes <= at_.width; column += 4 * kLanes) mix<4>(column, parts);
+    for (; column < at_.width; column += kLanes) mix<1>(column, parts);
+  }
+
+ private:
+  void score() {
+    const auto* keys = Values<kDtype>::of(at_.keys, offset_);
+    alignas(64) float key[kAttendWidth];
+    for (std::size_t token = 0; token < count_; ++token) {
+      load_block<kDtype>(keys + token * at_.width, at_.width, key);
+      Floats sums[kRows][kVectors] = {};
+      for (std::size_t i = 0; i < at_.width; i += kWidth) {
+        const Floats values = load_floats(key + i);
+        for (std::size_t m = 0; m < kRows; ++m) sums[m][i / kWidth % kVectors] += load_floats(query_[m] + i) * values;
+      }
+      for (std::size_t m = 0; m < kRows; ++m) scores_[m][token] = sum_lanes(sums[m]);
+    }
+  }
+
+  // Scores become powers; past the last token they are 0.
+  void weigh(std::size_t m, float* part) {
+    float* scores = scores_[m];
+    float most = scores[0];
+    for (std::size_t token = 1; token < count_; ++token) most = scores[token] > most ? scores[token] : most;
+    Floats sums[kVectors] = {};
+    for (std::size_t token = 0; token < count_; token += kLanes) {
+      for (std::size_t v = 0; v < kVectors; ++v)
+        store_floats(scores + token + v * kWidth, exponential(load_floats(scores + token + v * kWidth) - splat(most)));
+      for (std::size_t i = count_ - token; i < kLanes; ++i) scores[token + i] = 0;
+      for (std::size_t v = 0; v < kVectors; ++v) sums[v] += load_floats(scores + token + v * kWidth);
+    }
+    part[0] = most, part[1] = sum_lanes(sums);
+  }
+
+  // Values of `kSixteens` * 16 columns, weighted, token after token.
+  template <std::size_t kSixteens>
+  void mix(std::size_t column, float* parts) {
+    const auto* values = Values<kDtype>::of(at_.values, offset_ + column);
+    Floats sums[kRows][kSixteens * kVectors] = {};
+    alignas(64) float value[kSixteens * kLanes];
+    for (std::size_t token = 0; token < count_; ++token) {
+      const auto* from = values + token * at_.width;
+      for (std::size_t i = 0; i < kSixteens * kLanes; ++i) value[i] = Element<kDtype>::load(from[i]);
+      for (std::size_t m = 0; m < kRows; ++m) {
+        const Floats weight = splat(scores_[m][token]);
+        for (std::size_t v = 0; v < kSixteens * kVectors; ++v) sums[m][v] += weight * load_floats(value + v * kWidth);
+      }
+    }
+    for (std::size_t m = 0; m < kRows; ++m)
+      for (std::size_t v = 0; v < kSixteens * kVectors; ++v)
+        store_floats(parts + m * at_.part() + 2 + column + v * kWidth, sums[m][v]);
+  }
+
+  const Attend& at_;
+  const std::size_t first_, count_;
+  std::size_t offset_;
+  alignas(64) float query_[kRows][kAttendWidth];
+  alignas(64) float scores_[kRows][kAttendTokens] = {};
+};
+
+template <Dtype kDtype>
+void segment_of(const Attend& at, std::size_t head, std::size_t segment, float* parts) {
+  std::size_t row = 0;
+  for (; row + kTile <= at.rows; row += kTile) Segment<kDtype, kTile>(at, head, segment, row).run(parts + row * at.part());
+  for (; row < at.rows; ++row) Segment<kDtype, 1>(at, head, segment, row).run(parts + row * at.part());
+}
+
+}  // namespace
+
+void rms_norm(const void* x, const void* weight, Dtype type, std::size_t cols, float eps, void* out) {
+  with_type(type, [&]<Dtype kDtype>() {
+    alignas(64) float values[kPiece], weights[kPiece];
+    Floats sums[kVectors] = {};
+    in_pieces(cols, [&](std::size_t first, std::size_t held) {
+      Values<kDtype>::load(x, first, held, values);
+      for (std::size_t i = 0; i < kPiece; i += kWidth) {
+        const Floats some = load_floats(values + i);
+        sums[i / kWidth % kVectors] += some * some;
+      }
+    });
+    const float scale = 1.0f / std::sqrt(sum_lanes(sums) / static_cast<float>(cols) + eps);
+    in_pieces(cols, [&](std::size_t first, std::size_t held) {
+      Values<kDtype>::load(x, first, held, values);
+      Values<kDtype>::load(weight, first, held, weights);
+      for (std::size_t i = 0; i < kPiece; ++i) values[i] *= scale;
+      Values<kDtype>::round(values, kPiece);
+      for (std::size_t i = 0; i < kPiece; ++i) values[i] = weights[i] * values[i];
+      store_block<kDtype>(values, held, Values<kDtype>::of(out, first));
+    });
+  });
+}
+
+void add_values(const void* x, const void* y, Dtype type, std::size_t n, void* out) {
+  with_type(type, [&]<Dtype kDtype>() {
+    alignas(64) float some[kPiece], others[kPiece];
+    in_pieces(n, [&](std::size_t first, std::size_t held) {
+      Values<kDtype>::load(x, first, held, some);
+      Values<kDtype>::load(y, first, held, others);
+      for (std::size_t i = 0; i < kPiece; ++i) some[i] += others[i];
+      store_block<kDtype>(some, held, Values<kDtype>::of(out, first));
+    });
+  });
+}
+
+void gate_values(const void* gate, const void* up, Dtype type, std::size_t n, void* out) {
+  with_type(type, [&]<Dtype kDtype>() {
+    alignas(64) float gates[kPiece], values[kPiece];
+    in_pieces(n, [&](std::size_t first, std::size_t held) {
+      Values<kDtype>::load(gate, first, held, gates);
+      Values<kDtype>::load(up, first, held, values);
+      for (std::size_t i = 0; i < kPiece; i += kWidth) store_floats(gates + i, silu(load_floats(gates + i)));
+      Values<kDtype>::round(gates, kPiece);
+      for (std::size_t i = 0; i < kPiece; ++i) values[i] = gates[i] * values[i];
+      store_block<kDtype>(values, held, Values<kDtype>::of(out, first));
+    });
+  });
+}
+
+void rotate_heads(void* x, const void* cosines, const void* sines, Dtype type, std::size_t heads, std::size_t width) {
+  with_type(type, [&]<Dtype kDtype>() {
+    alignas(64) float c[kAttendWidth], s[kAttendWidth], own[kAttendWidth], turned[kAttendWidth];
+    load_block<kDtype>(Values<kDtype>::of(cosines), width, c);
+    load_block<kDtype>(Values<kDtype>::of(sines), width, s);
+    for (std::size_t head = 0; head < heads; ++head) {
+      auto* values = Values<kDtype>::of(x, head * width);
+      load_block<kDtype>(values, width, own);
+      for (std::size_t i = 0; i < width / 2; ++i) turned[i] = -own[i + width / 2] * s[i];
+      for (std::size_t i = width / 2; i < width; ++i) turned[i] = own[i - width / 2] * s[i];
+      for (std::size_t i = 0; i < width; ++i) own[i] *= c[i];
+      Values<kDtype>::round(own, width);
+      Values<kDtype>::round(turned, width);
+      for (std::size_t i = 0; i < width; ++i) own[i] += turned[i];
+      store_block<kDtype>(own, width, values);
+    }
+  });
+}
+
+void attend_segment(const Attend& at, std::size_t head, std::size_t segment, float* parts) {
+  with_type(at.type, [&]<Dtype kDtype>() { segment_of<kDtype>(at, head, segment, parts); });
+}
+
+// Segment after segment; `parts` of the first, those of the others follow.
+void attend_merge(const Attend& at, std::size_t head, const float* parts) {
+  alignas(64) float sums[kAttendWidth];
+  for (std::size_t row = 0; row < at.rows; ++row) {
+    const auto part = [&](std::size_t segment) { return parts + (segment * at.rows + row) * at.part(); };
+    float most = part(0)[0], whole = 0;
+    for (std::size_t i = 1; i < at.segments(); ++i) most = part(i)[0] > most ? part(i)[0] : most;
+    for (std::size_t i = 0; i < at.width; ++i) sums[i] = 0;
+    for (std::size_t segment = 0; segment < at.segments(); ++segment) {
+      const float* values = part(segment);
+      const float weight = exponential(splat(values[0] - most))[0];
+      whole += values[1] * weight;
+      for (std::size_t i = 0; i < at.width; ++i) sums[i] += values[2 + i] * weight;
+    }
+    for (std::size_t i = 0; i < at.width; ++i) sums[i] /= whole;
+    with_type(at.type, [&]<Dtype kDtype>() {
+      store_block<kDtype>(sums, at.width, Values<kDtype>::of(at.out, (head * at.rows + row) * at.width));
+    });
+  }
+}
+
+}  // namespace ingot::INGOT_ISA

@@ -1,0 +1,293 @@
+"""Decoder layers of transformers' models whose packed layers take x in 8 bits, in two calls of native code each
+(``spec/loading.md``, "Layers in two calls").
+
+This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import cache
+from operator import is_
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as torch_module
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ingot.adapters.packed_linear import PackedLinear
+from ingot.codecs.affine.layer import LARGEST_HEAD, DecoderLayer, Norm, attend
+from ingot.codecs.affine.matmul import PackedMatrix
+from ingot.core.team import share_team
+
+KNOWN: Final = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"))
+"""Classes of transformers that compute what ``DecoderLayer`` does; each model is asked besides (``_agrees``)."""
+FEW: Final = 16
+"""Queries of a sequence that are computed one by one, each over the keys up to its own."""
+
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def put_layers(model: torch.nn.Module) -> int:
+    """Have the decoder layers of a model that are known compute in two calls; return how many there are.
+
+    None, where the first of them computes something else than its class did when this was written.
+    """
+    layers = [module for module in model.modules() if _is_known(type(module))]
+    for layer in layers:
+        layer.__class__ = _kind(type(layer))
+    ready = [layer for layer in layers if layer.built() is not None]
+    if ready and _agrees(ready[0]):
+        share_team()
+        return len(ready)
+    for layer in layers:
+        layer.__class__ = type(layer).__mro__[2]
+    return 0
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__name__ in KNOWN and kind.__module__.startswith("transformers.models.")
+
+
+@cache
+def _kind(base: type) -> type:
+    """Return the subclass of a class of layers that computes in two calls; it goes by its name."""
+    return type(base.__name__, (InTwoCalls, base), {"__module__": base.__module__, "__qualname__": base.__qualname__})
+
+
+def _blank(base: type) -> Any:
+    kind: Any = _kind(base)
+    return kind.__new__(kind)
+
+
+class _Built:
+    """What computes for a layer (``layer``, or None where nothing can), and what that was made of.
+
+    Others replace a part of a model, listen to it, or set ``data``: what is compared tells of all of these.
+    """
+
+    __slots__ = (
+        *("_addresses", "_hooks", "_linears", "_modules", "_parents", "_rounding", "_tables", "_values", "_vectors"),
+        "layer",
+    )
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        self._linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+        self._parents = [part._modules for part in (layer, attention, mlp)]
+        self._modules = self._children()
+        self._hooks = [getattr(module, name) for module in (*self._modules, *norms) for name in _HOOKS]
+        # Both kinds of an attribute: what is registered under one name may move from one to the other.
+        self._tables = [table for some in (*self._linears, *norms) for table in (some._buffers, some._parameters)]
+        self._values = self._registered()
+        self._vectors = [value for value in self._values if value is not None]
+        self._addresses = [value.data_ptr() for value in self._vectors]
+        self._rounding = [getattr(linear, "rounding", False) for linear in self._linears]
+        self.layer = _build(layer, self._linears, norms)
+
+    def is_of(self, layer: Any) -> bool:
+        """Whether all of it is as it was, and nobody listens."""
+        return (
+            _are(self._children(), self._modules)
+            and _are(self._registered(), self._values)
+            and [value.data_ptr() for value in self._vectors] == self._addresses
+            and [getattr(linear, "rounding", False) for linear in self._linears] == self._rounding
+            and not any(self._hooks)
+        )
+
+    def _children(self) -> list[Any]:
+        return [module for modules in self._parents for module in modules.values()]
+
+    def _registered(self) -> list[Any]:
+        return [value for table in self._tables for value in table.values()]
+
+
+class InTwoCalls:
+    """What a decoder layer becomes: native code computes before attention and behind it.
+
+    Where gradients are recorded, somebody listens to a part of the layer, or a part is not what it was, the layer's own
+    forward computes.
+    """
+
+    _built: _Built | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self).__mro__[2],), {name: value for name, value in vars(self).items() if name != "_built"}
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **given: Any) -> Any:
+        """Return what the layer returns for x [sequences, tokens, hidden]."""
+        built = self.built() if not args and self._plain(hidden_states, given) else None
+        if built is None:
+            own: Any = super()
+            return own.forward(hidden_states, *args, **given)
+        return self._compute(built, hidden_states, **given)
+
+    def built(self) -> DecoderLayer | None:
+        """Return what computes, of the layer's parts as they are now; None where it cannot."""
+        built = self._built
+        if built is None or not built.is_of(self):
+            built = self._built = _Built(self)
+        return built.layer
+
+    def _plain(self, x: torch.Tensor, given: dict[str, Any]) -> bool:
+        """Whether a call is one of inference on the CPU, in the layer's type."""
+        layer: Any = self
+        angles = given.get("position_embeddings")
+        return (
+            not torch.is_grad_enabled()
+            and not layer.training
+            and x.is_cpu
+            and x.dtype == layer.input_layernorm.weight.dtype
+            and x.ndim == 3
+            and x.numel() > 0
+            and not torch.is_autocast_enabled("cpu")
+            and not torch_module._global_forward_hooks
+            and not torch_module._global_forward_pre_hooks
+            and not given.get("output_attentions")
+            and angles is not None
+            and angles[0].shape[-1] == layer.self_attn.head_dim
+            and angles[0].dtype == x.dtype
+        )
+
+    def _compute(
+        self,
+        built: DecoderLayer,
+        x: torch.Tensor,
+        position_embeddings: Any,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **more: Any,
+    ) -> torch.Tensor:
+        layer: Any = self
+        sequences, tokens, hidden = x.shape
+        rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
+        flat = x.reshape(rows, hidden)
+        angles = [_bits(angle.expand(sequences, -1, -1).reshape(rows, -1)) for angle in position_embeddings]
+        states = [
+            torch.empty(rows, linear.out_features, dtype=x.dtype)
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+        ]
+        built.project(_bits(flat), *angles, *map(_bits, states), threads)
+        shape = sequences, tokens, -1, attention.head_dim
+        query, key, value = (some.view(shape).transpose(1, 2) for some in states)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, attention.layer_idx)
+        attended = self._attend(query, key, value, attention_mask, more)
+        out = torch.empty_like(flat)
+        built.finish(_bits(attended.reshape(rows, -1)), _bits(flat), _bits(out), threads)
+        return out.view(sequences, tokens, hidden)
+
+    def _attend(self, query: Any, key: Any, value: Any, mask: Any, more: dict[str, Any]) -> torch.Tensor:
+        layer: Any = self
+        attention = layer.self_attn
+        kind = attention.config._attn_implementation
+        if kind == "sdpa" and type(key) is torch.Tensor and key.dtype == query.dtype and _in_order(query, key, mask):
+            return attend_each(query, key, value, attention.scaling)
+        if (window := getattr(attention, "sliding_window", None)) is not None:
+            more = {**more, "sliding_window": window}
+        interface: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kind, None)
+        found: torch.Tensor = interface(
+            attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **more
+        )[0]
+        return found
+
+
+def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return what a few last queries [sequences, heads, queries, width] attend to, each over the keys up to its own.
+
+    Heads share keys [sequences, heads of keys, tokens, width], as many as there are more of them. The result is
+    [sequences, queries, heads, width]; that of a query does not depend on the others.
+    """
+    sequences, heads, queries, width = query.shape
+    shared, tokens = key.shape[1], key.shape[2]
+    name, threads = _NAMES[query.dtype], torch.get_num_threads()
+    keys, values = (_bits(states.reshape(sequences * shared, tokens, width)) for states in (key, value))
+    out = torch.empty(queries, sequences * shared, heads // shared, width, dtype=query.dtype)
+    for number in range(queries):
+        asked = _bits(query[:, :, number].reshape(sequences * shared, heads // shared, width))
+        attend(asked, keys, values, tokens - queries + number + 1, _bits(out[number]), name, scale, threads)
+    return out.view(queries, sequences, heads, width).transpose(0, 1)
+
+
+def _in_order(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
+    """Whether there are few queries, the last ones, and each sees all keys up to its own."""
+    queries, width = query.shape[2:]
+    if queries > FEW or queries > key.shape[2] or width % 16 or width > LARGEST_HEAD or query.shape[1] % key.shape[1]:
+        return False
+    return queries == 1 if mask is None else _is_causal(mask, queries, key.shape[2])
+
+
+_last_mask: list[Any] = [None, False]
+
+
+def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
+    """Whether a mask hides nothing but later tokens; that of the last call is remembered, all layers get the same."""
+    known, found = _last_mask
+    if known is None or known() is not mask:
+        found = False
+        if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.shape[-2:] == (queries, tokens):
+            seen = torch.ones(queries, tokens, dtype=torch.bool).tril(tokens - queries)
+            found = bool((mask == seen).all())
+        _last_mask[:] = weakref.ref(mask), found
+    return found
+
+
+def _are(new: list[Any], old: list[Any]) -> bool:
+    return len(new) == len(old) and all(map(is_, new, old))
+
+
+def _is_heard(module: Any) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
+def _rounds(linear: Any) -> bool:
+    """Whether a layer multiplies x in 8 bits by the kernels of the affine family."""
+    packed = isinstance(linear, PackedLinear) and linear.rounding and linear.packed.is_cpu
+    return packed and isinstance(linear.matrix, PackedMatrix) and linear.matrix.rounds
+
+
+def _build(layer: Any, linears: list[Any], norms: list[Any]) -> DecoderLayer | None:
+    attention, dtype = layer.self_attn, layer.input_layernorm.weight.dtype
+    if any(map(_is_heard, (attention, layer.mlp, layer.mlp.act_fn, *linears, *norms))) or not all(map(_rounds, linears)):
+        return None
+    vectors = [linear.bias for linear in linears] + [norm.weight for norm in norms]
+    if dtype not in _NAMES or not all(some is None or _is_plain(some, dtype) for some in vectors):
+        return None
+    silu = type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    if not silu or attention.head_dim > LARGEST_HEAD:
+        return None
+    arrays = [None if some is None else _bits(some.detach()) for some in vectors]
+    made: list[Norm | None] = [
+        Norm(array, float(norm.variance_epsilon)) for array, norm in zip(arrays[len(linears) :], norms, strict=True)
+    ]
+    made += [None] * (4 - len(made))
+    return DecoderLayer(
+        [linear.matrix for linear in linears], arrays[: len(linears)], made, attention.head_dim, _NAMES[dtype]
+    )
+
+
+def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    return values.dtype == dtype and values.is_cpu and values.is_contiguous()
+
+
+def _agrees(layer: Any) -> bool:
+    """Whether a layer returns about the same in two calls as by itself, for three tokens of random numbers."""
+    width, norm = layer.self_attn.head_dim, layer.input_layernorm.weight
+    numbers = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, norm.numel(), generator=numbers).to(norm.dtype)
+    turns = torch.randn(1, 3, width // 2, generator=numbers).repeat(1, 1, 2)
+    given = {"position_embeddings": (turns.cos().to(norm.dtype), turns.sin().to(norm.dtype)), "attention_mask": None}
+    own: Any = super(InTwoCalls, layer)
+    with torch.inference_mode():
+        expected, found = own.forward(x, **given).float(), layer.forward(x, **given).float()
+    return bool((expected - found).abs().max() <= 0.05 * expected.abs().max())
+
+
+def _bits(values: torch.Tensor) -> Any:
+    """Return an array over the same memory, f16 and bf16 as u16."""
+    values = values.contiguous()
+    return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()
