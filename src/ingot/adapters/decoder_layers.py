@@ -6,7 +6,6 @@ This module needs torch and transformers to be imported (``core.extras.require``
 
 from __future__ import annotations
 
-import weakref
 from functools import cache
 from operator import is_
 from typing import Any, Final
@@ -15,6 +14,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ingot.adapters.growing_cache import append
 from ingot.adapters.packed_linear import PackedLinear
 from ingot.codecs.affine.layer import LARGEST_HEAD, DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
@@ -34,9 +34,10 @@ def put_layers(model: torch.nn.Module) -> int:
 
     None, where the first of them computes something else than its class did when this was written.
     """
-    layers = [module for module in model.modules() if _is_known(type(module))]
+    layers: list[Any] = [module for module in model.modules() if _is_known(type(module))]
     for layer in layers:
-        layer.__class__ = _kind(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _kind(kind)
     ready = [layer for layer in layers if layer.built() is not None]
     if ready and _agrees(ready[0]):
         share_team()
@@ -68,7 +69,18 @@ class _Built:
     """
 
     __slots__ = (
-        *("_addresses", "_hooks", "_linears", "_modules", "_parents", "_rounding", "_tables", "_values", "_vectors"),
+        *(
+            "_addresses",
+            "_heard",
+            "_hooks",
+            "_linears",
+            "_modules",
+            "_parents",
+            "_rounding",
+            "_tables",
+            "_values",
+            "_vectors",
+        ),
         "layer",
     )
 
@@ -81,22 +93,23 @@ class _Built:
         self._parents = [part._modules for part in (layer, attention, mlp)]
         self._modules = self._children()
         self._hooks = [getattr(module, name) for module in (*self._modules, *norms) for name in _HOOKS]
+        self._heard = any(self._hooks)
         # Both kinds of an attribute: what is registered under one name may move from one to the other.
         self._tables = [table for some in (*self._linears, *norms) for table in (some._buffers, some._parameters)]
         self._values = self._registered()
         self._vectors = [value for value in self._values if value is not None]
         self._addresses = [value.data_ptr() for value in self._vectors]
         self._rounding = [getattr(linear, "rounding", False) for linear in self._linears]
-        self.layer = _build(layer, self._linears, norms)
+        self.layer = None if self._heard else _build(layer, self._linears, norms)
 
     def is_of(self, layer: Any) -> bool:
-        """Whether all of it is as it was, and nobody listens."""
+        """Whether all of it is as it was, and heard by somebody where it was."""
         return (
             _are(self._children(), self._modules)
             and _are(self._registered(), self._values)
             and [value.data_ptr() for value in self._vectors] == self._addresses
             and [getattr(linear, "rounding", False) for linear in self._linears] == self._rounding
-            and not any(self._hooks)
+            and any(self._hooks) == self._heard
         )
 
     def _children(self) -> list[Any]:
@@ -171,11 +184,13 @@ class InTwoCalls:
             torch.empty(rows, linear.out_features, dtype=x.dtype)
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
-        built.project(_bits(flat), *angles, *map(_bits, states), threads)
+        cosines, sines = angles
+        queries, keys, values = map(_bits, states)
+        built.project(_bits(flat), cosines, sines, queries, keys, values, threads)
         shape = sequences, tokens, -1, attention.head_dim
         query, key, value = (some.view(shape).transpose(1, 2) for some in states)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, attention.layer_idx)
+            key, value = append(past_key_values, key, value, attention.layer_idx)
         attended = self._attend(query, key, value, attention_mask, more)
         out = torch.empty_like(flat)
         built.finish(_bits(attended.reshape(rows, -1)), _bits(flat), _bits(out), threads)
@@ -189,7 +204,8 @@ class InTwoCalls:
             return attend_each(query, key, value, attention.scaling)
         if (window := getattr(attention, "sliding_window", None)) is not None:
             more = {**more, "sliding_window": window}
-        interface: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kind, None)
+        attentions: Any = ALL_ATTENTION_FUNCTIONS
+        interface = attentions.get_interface(kind, None)
         found: torch.Tensor = interface(
             attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **more
         )[0]
@@ -205,12 +221,23 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
     sequences, heads, queries, width = query.shape
     shared, tokens = key.shape[1], key.shape[2]
     name, threads = _NAMES[query.dtype], torch.get_num_threads()
-    keys, values = (_bits(states.reshape(sequences * shared, tokens, width)) for states in (key, value))
+    keys, values = _heads(key), _heads(value)
     out = torch.empty(queries, sequences * shared, heads // shared, width, dtype=query.dtype)
     for number in range(queries):
         asked = _bits(query[:, :, number].reshape(sequences * shared, heads // shared, width))
         attend(asked, keys, values, tokens - queries + number + 1, _bits(out[number]), name, scale, threads)
     return out.view(queries, sequences, heads, width).transpose(0, 1)
+
+
+def _heads(states: torch.Tensor) -> Any:
+    """Return an array [heads of all sequences, tokens and what room there is behind them, width]."""
+    sequences, shared, tokens, width = states.shape
+    room = states.stride(1) // width
+    if states.stride() == (shared * room * width, room * width, width, 1) and room >= tokens:
+        last = states.storage_offset() + sequences * shared * room * width
+        if last * states.element_size() <= states.untyped_storage().nbytes():
+            return _bits(states.as_strided((sequences * shared, room, width), (room * width, width, 1)))
+    return _bits(states.reshape(sequences * shared, tokens, width))
 
 
 def _in_order(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
@@ -221,27 +248,15 @@ def _in_order(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
     return queries == 1 if mask is None else _is_causal(mask, queries, key.shape[2])
 
 
-_last_mask: list[Any] = [None, False]
-
-
 def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
-    """Whether a mask hides nothing but later tokens; that of the last call is remembered, all layers get the same."""
-    known, found = _last_mask
-    if known is None or known() is not mask:
-        found = False
-        if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.shape[-2:] == (queries, tokens):
-            seen = torch.ones(queries, tokens, dtype=torch.bool).tril(tokens - queries)
-            found = bool((mask == seen).all())
-        _last_mask[:] = weakref.ref(mask), found
-    return found
+    """Whether a mask hides nothing but later tokens."""
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-2:] != (queries, tokens):
+        return False
+    return bool(torch.all(mask == torch.ones(queries, tokens, dtype=torch.bool).tril(tokens - queries)))
 
 
 def _are(new: list[Any], old: list[Any]) -> bool:
     return len(new) == len(old) and all(map(is_, new, old))
-
-
-def _is_heard(module: Any) -> bool:
-    return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def _rounds(linear: Any) -> bool:
@@ -252,7 +267,7 @@ def _rounds(linear: Any) -> bool:
 
 def _build(layer: Any, linears: list[Any], norms: list[Any]) -> DecoderLayer | None:
     attention, dtype = layer.self_attn, layer.input_layernorm.weight.dtype
-    if any(map(_is_heard, (attention, layer.mlp, layer.mlp.act_fn, *linears, *norms))) or not all(map(_rounds, linears)):
+    if not all(map(_rounds, linears)):
         return None
     vectors = [linear.bias for linear in linears] + [norm.weight for norm in norms]
     if dtype not in _NAMES or not all(some is None or _is_plain(some, dtype) for some in vectors):
@@ -260,14 +275,10 @@ def _build(layer: Any, linears: list[Any], norms: list[Any]) -> DecoderLayer | N
     silu = type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
     if not silu or attention.head_dim > LARGEST_HEAD:
         return None
-    arrays = [None if some is None else _bits(some.detach()) for some in vectors]
-    made: list[Norm | None] = [
-        Norm(array, float(norm.variance_epsilon)) for array, norm in zip(arrays[len(linears) :], norms, strict=True)
-    ]
+    biases = [None if linear.bias is None else _bits(linear.bias.detach()) for linear in linears]
+    made: list[Norm | None] = [Norm(_bits(norm.weight.detach()), float(norm.variance_epsilon)) for norm in norms]
     made += [None] * (4 - len(made))
-    return DecoderLayer(
-        [linear.matrix for linear in linears], arrays[: len(linears)], made, attention.head_dim, _NAMES[dtype]
-    )
+    return DecoderLayer([linear.matrix for linear in linears], biases, made, attention.head_dim, _NAMES[dtype])
 
 
 def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -275,15 +286,18 @@ def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _agrees(layer: Any) -> bool:
-    """Whether a layer returns about the same in two calls as by itself, for three tokens of random numbers."""
+    """Whether a layer adds about the same to its input in two calls as by itself, for three tokens of random numbers.
+
+    These are small, so that what is added to them shows.
+    """
     width, norm = layer.self_attn.head_dim, layer.input_layernorm.weight
     numbers = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 3, norm.numel(), generator=numbers).to(norm.dtype)
+    x = (torch.randn(1, 3, norm.numel(), generator=numbers) / 64).to(norm.dtype)
     turns = torch.randn(1, 3, width // 2, generator=numbers).repeat(1, 1, 2)
     given = {"position_embeddings": (turns.cos().to(norm.dtype), turns.sin().to(norm.dtype)), "attention_mask": None}
     own: Any = super(InTwoCalls, layer)
     with torch.inference_mode():
-        expected, found = own.forward(x, **given).float(), layer.forward(x, **given).float()
+        expected, found = own.forward(x, **given).float() - x, layer.forward(x, **given).float() - x
     return bool((expected - found).abs().max() <= 0.05 * expected.abs().max())
 
 

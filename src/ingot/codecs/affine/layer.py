@@ -59,11 +59,16 @@ class DecoderLayer:
         epsilons = [0.0 if norm is None else norm.eps for norm in norms]
         opened = [matrix.opened() for matrix in matrices]
         self._native = native.kernels.DecoderLayer(opened, list(biases), weights, epsilons, width, dtype)
-        self.project = self._native.project
-        """``project(x, cosines, sines, queries, keys, values, threads)`` writes the last three arrays, rows of heads, of x
-        [rows, hidden]; ``cosines`` and ``sines`` are [rows, width]."""
-        self.finish = self._native.finish
-        """``finish(attended, x, out, threads)`` writes what the layer returns, of what attention gave and of its input."""
+
+    def project(
+        self, x: Array, cosines: Array, sines: Array, queries: Array, keys: Array, values: Array, threads: int
+    ) -> None:
+        """Write queries, keys and values, rows of heads, of x [rows, hidden] and angles [rows, width]."""
+        self._native.project(x, cosines, sines, queries, keys, values, threads)
+
+    def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None:
+        """Write what the layer returns [rows, hidden], of what attention gave and of the layer's input."""
+        self._native.finish(attended, x, out, threads)
 
 
 def attend(
