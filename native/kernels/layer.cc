@@ -10,7 +10,6 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kPiece = 256;   // values that are worked on at a time
-constexpr std::size_t kTile = 4;      // queries that share keys
 static_assert(kPiece % kLanes == 0 && kAttendTokens % kLanes == 0);
 
 // Calls `work.operator()<type>()`.
@@ -135,8 +134,15 @@ class Segment {
 template <Dtype kDtype>
 void segment_of(const Attend& at, std::size_t head, std::size_t segment, float* parts) {
   std::size_t row = 0;
-  for (; row + kTile <= at.rows; row += kTile) Segment<kDtype, kTile>(at, head, segment, row).run(parts + row * at.part());
-  for (; row < at.rows; ++row) Segment<kDtype, 1>(at, head, segment, row).run(parts + row * at.part());
+  const auto rows = [&]<std::size_t kRows>() {  // queries that share what is read of keys and values
+    for (; row + kRows <= at.rows; row += kRows) Segment<kDtype, kRows>(at, head, segment, row).run(parts + row * at.part());
+  };
+#if defined(__AVX512F__)
+  rows.template operator()<6>();  // sums of 64 columns each: 24 of 32 registers
+#endif
+  rows.template operator()<4>();
+  rows.template operator()<2>();
+  rows.template operator()<1>();
 }
 
 }  // namespace

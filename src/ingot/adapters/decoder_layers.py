@@ -179,12 +179,11 @@ class InTwoCalls:
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
         flat = x.reshape(rows, hidden)
-        angles = [_bits(angle.expand(sequences, -1, -1).reshape(rows, -1)) for angle in position_embeddings]
+        cosines, sines = _angles(position_embeddings, sequences)
         states = [
             torch.empty(rows, linear.out_features, dtype=x.dtype)
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
-        cosines, sines = angles
         queries, keys, values = map(_bits, states)
         built.project(_bits(flat), cosines, sines, queries, keys, values, threads)
         shape = sequences, tokens, -1, attention.head_dim
@@ -212,6 +211,20 @@ class InTwoCalls:
         return found
 
 
+_last_angles: tuple[Any, int, tuple[Any, Any]] = (None, 0, (None, None))
+
+
+def _angles(given: Any, sequences: int) -> tuple[Any, Any]:
+    """Return cosines and sines [rows, width] as arrays; all layers of a pass get the same object."""
+    global _last_angles  # noqa: PLW0603 - read and written whole
+    last, count, found = _last_angles
+    if last is not given or count != sequences:
+        wide = [angle.expand(sequences, -1, -1).reshape(-1, angle.shape[-1]) for angle in given]
+        found = _bits(wide[0]), _bits(wide[1])
+        _last_angles = given, sequences, found
+    return found
+
+
 def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Return what a few last queries [sequences, heads, queries, width] attend to, each over the keys up to its own.
 
@@ -223,6 +236,10 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
     name, threads = _NAMES[query.dtype], torch.get_num_threads()
     keys, values = _heads(key), _heads(value)
     out = torch.empty(queries, sequences * shared, heads // shared, width, dtype=query.dtype)
+    if queries == 1:
+        asked = _bits(query.reshape(sequences * shared, heads // shared, width))
+        attend(asked, keys, values, tokens, _bits(out[0]), name, scale, threads)
+        return out.view(sequences, 1, heads, width)
     for number in range(queries):
         asked = _bits(query[:, :, number].reshape(sequences * shared, heads // shared, width))
         attend(asked, keys, values, tokens - queries + number + 1, _bits(out[number]), name, scale, threads)
@@ -302,6 +319,7 @@ def _agrees(layer: Any) -> bool:
 
 
 def _bits(values: torch.Tensor) -> Any:
-    """Return an array over the same memory, f16 and bf16 as u16."""
-    values = values.contiguous()
+    """Return an array over the same memory, f16 and bf16 as u16; a copy of what does not lie in order."""
+    if not values.is_contiguous():
+        values = values.contiguous()
     return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

@@ -14,6 +14,7 @@ ROOM = 256
 """Tokens for which there is room behind those that are there, and an eighth of these."""
 
 _NAME = "ingot_room"
+_PLAIN: Any = DynamicLayer
 
 
 class Room:
@@ -49,7 +50,7 @@ class Room:
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what ``cache.update`` does: append keys and values to layer ``index``, and return all of that layer."""
     layers: list[Any] = cache.layers if type(cache) is DynamicCache and not getattr(cache, "offloading", False) else []
-    layer = layers[index] if index < len(layers) else None
+    layer: Any = layers[index] if index < len(layers) else None
     if not _fits(layer, keys, values):
         found: tuple[torch.Tensor, torch.Tensor] = cache.update(keys, values, index)
         return found
@@ -63,7 +64,7 @@ def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> 
 
 def _fits(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether a layer is a plain one that has tokens of the shape and type of the new ones, which are few."""
-    if type(layer) is not DynamicLayer or not layer.is_initialized or layer.keys.ndim != 4 or keys.shape[2] > ROOM:
+    if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or keys.shape[2] > ROOM:
         return False
     return all(
         old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3] and old.dtype == new.dtype and old.is_cpu
