@@ -73,14 +73,7 @@ class PackedMatrix:
     def matmul(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
     def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
     def int8(
-        self,
-        x: Array,
-        bias: Array | None,
-        out: Array,
-        dtype: str,
-        bias_dtype: str,
-        threads: int,
-        dots: bool = True,
+        self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int, dots: bool = True
     ) -> None: ...
 
 class DecoderLayer:
@@ -151,14 +144,7 @@ def tca_tbe_encode(
     fallback: Array,
 ) -> tuple[int, int]: ...
 def tca_tbe_decode(
-    counts: Array,
-    bitmap1: Array,
-    bitmap2: Array,
-    bitmap3: Array,
-    high: Array,
-    fallback: Array,
-    start: int,
-    out: Array,
+    counts: Array, bitmap1: Array, bitmap2: Array, bitmap3: Array, high: Array, fallback: Array, start: int, out: Array
 ) -> int: ...
 def bf16_exponents(values: Array, counts: Array) -> None: ...
 def pair_stats(
@@ -197,13 +183,7 @@ def ggml_encode(
 ) -> tuple[int, int]: ...
 def ggml_pack(type: str, codes: Array, scales: Array, minima: Array | None, blocks: Array) -> None: ...
 def ggml_compose(
-    type: str,
-    codes: Array,
-    d: Array,
-    least: Array | None,
-    steps: Array | None,
-    minimums: Array | None,
-    blocks: Array,
+    type: str, codes: Array, d: Array, least: Array | None, steps: Array | None, minimums: Array | None, blocks: Array
 ) -> None: ...
 def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Array | None) -> None: ...
 def kv_scores(
@@ -334,15 +314,7 @@ def rounding_descend(
     zero_units: Array | None = ...,
 ) -> None: ...
 def trellis_decode(
-    words: Array,
-    bits: int,
-    rows: int,
-    group: int,
-    values: Array,
-    scales: Array,
-    first: int,
-    out: Array,
-    dtype: str,
+    words: Array, bits: int, rows: int, group: int, values: Array, scales: Array, first: int, out: Array, dtype: str
 ) -> None: ...
 def trellis_search(
     bits: int, group: int, values: Array, weights: Array, scales: Array, windows: Array, wanted: Array, open: bool
