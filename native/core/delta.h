@@ -37,9 +37,9 @@ constexpr std::size_t delta_apply_scratch(std::size_t width, std::size_t chunk) 
   return delta_gaps(chunk) + width * chunk + kDeltaContexts * (std::size_t{4} << kDeltaScaleBits) + 4 * kDeltaMargin;
 }
 
-// Room for encoding: differences, positions, gaps and planes, symbols, bins, what ANS writes, counts by bin and symbol.
+// Room for encoding: differences, positions, gaps and planes, symbols twice, bins, what ANS writes, counts by bin and symbol.
 constexpr std::size_t delta_encode_scratch(std::size_t width, std::size_t chunk) {
-  return (2 * width + 4 + 2 + 1 + 2) * chunk + delta_gaps(chunk) + 1024 + 4 * kDeltaBins * kDeltaSymbols + 8 * kDeltaMargin;
+  return (2 * width + 4 + 4 + 1 + 2) * chunk + delta_gaps(chunk) + 1024 + 4 * kDeltaBins * kDeltaSymbols + 9 * kDeltaMargin;
 }
 
 }  // namespace ingot

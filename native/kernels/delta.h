@@ -11,7 +11,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr Byte kSame = 0, kWhole = 1, kSparse = 2, kDense = 3;  // modes of a chunk
+constexpr Byte kSame = 0, kWhole = 1, kSparse = 2, kDense = 3, kDenseRans = 4;  // modes of a chunk
 constexpr Byte kPlaneRaw = 0, kPlaneConstant = 1, kPlaneHuffman = 2;
 constexpr std::size_t kBlock = kSixBlock;  // elements of a dense chunk that are handled at a time
 constexpr std::size_t kDeltaScale = std::size_t{1} << kDeltaScaleBits;

@@ -89,7 +89,9 @@ EntropyStatus apply_chunk(Chunk chunk, int shift, const typename Kind::Word* bas
     case kSparse:
       return apply_sparse<Kind>(chunk, base, out, room);
     case kDense:
-      return apply_dense<Kind>(chunk, shift, base, out, room);
+      return apply_dense<Kind, TabledSymbols>(chunk, shift, base, out, room);
+    case kDenseRans:
+      return apply_dense<Kind, RangedSymbols>(chunk, shift, base, out, room);
     default:
       return EntropyStatus::chunk;
   }
@@ -122,6 +124,7 @@ EntropyStatus delta_apply(const std::uint8_t* data, std::size_t size, const std:
   room.gaps = take<Byte>(scratch, delta_gaps(shape.chunk));
   room.planes = take<Byte>(scratch, shape.element.width * shape.chunk);
   room.tables = take<Table>(scratch, kDeltaContexts);
+  room.slots = reinterpret_cast<std::uint32_t*>(room.tables);
   return with_kind(shape.element, [&](auto kind) {
     using Kind = decltype(kind);
     using Word = typename Kind::Word;

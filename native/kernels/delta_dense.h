@@ -1,13 +1,17 @@
-// Encodes chunks of which many elements changed: symbols by ANS with the base's exponent as context, and the bits that they leave
-// open. Once per instruction set.
+// Encodes chunks of which many elements changed: symbols by ANS or rANS with the base's exponent as context, and the bits that they
+// leave open. Once per instruction set.
 #pragma once
 #include "kernels/delta.h"
-#include "kernels/entropy_ans.h"
+#include "kernels/entropy_rans.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-using Coder = AnsEncoder<kDeltaScaleBits>;
+// What codes by the contexts of a chunk: ANS, or in large chunks rANS.
+struct Coders {
+  AnsEncoder<kDeltaScaleBits> tabled[kDeltaContexts];
+  RansCoder<kDeltaScaleBits, kDeltaContexts * kDeltaSymbols> ranged;
+};
 
 // The largest count whose logarithm is kept.
 constexpr std::size_t kLogs = 4096;
@@ -15,6 +19,7 @@ constexpr std::size_t kLogs = 4096;
 struct DenseWork {
   void* differences;  // words
   std::uint16_t* symbols;
+  std::uint16_t* placed;  // symbols, apart by contexts
   Byte* bins;
   Byte* room;
   std::uint32_t* counts;  // kDeltaBins rows of kDeltaSymbols
@@ -123,7 +128,7 @@ inline void plan_dense(const typename Kind::Word* base, const typename Kind::Wor
   join_groups(work, plan);
   std::uint64_t cost = 0;
   for (std::size_t k = 0; k < plan.groups; ++k) cost += plan.group[k].cost;
-  plan.bytes = 2 + plan.groups + 5 * kStreams + ((cost + (8 << 12) - 1) >> 15) + (plan.open + 7) / 8;
+  plan.bytes = 2 + plan.groups + (n < kRansElements ? 5 * kStreams : kRansHead) + ((cost + (8 << 12) - 1) >> 15) + (plan.open + 7) / 8;
 }
 
 // Writes the open bits of all elements; exactly `size` bytes.
@@ -155,12 +160,30 @@ inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p, std::size
   return p + (held != 0);
 }
 
+// Writes symbols and what they leave open; null where it would pass `end`. `contexts` is that of each bin.
+template <class Kind>
+inline Byte* write_symbols(const DensePlan& plan, std::size_t n, const Byte* contexts, DenseWork& work, const Coders& coders, Byte* p,
+                           const Byte* end) {
+  const std::size_t open = (plan.open + 7) / 8;
+  if (static_cast<std::size_t>(end - p) < open) return nullptr;
+  if (n < kRansElements) {
+    for (std::size_t i = 0; i < n; ++i) work.bins[i] = contexts[work.bins[i]];
+    p = write_streams<kDeltaScaleBits>(
+        n, work.room, p, end - open, [&](std::size_t i) -> const auto& { return coders.tabled[work.bins[i]]; },
+        [&](std::size_t i) { return work.symbols[i]; });
+  } else {
+    for (std::size_t i = 0; i < n; ++i) work.placed[i] = static_cast<std::uint16_t>(contexts[work.bins[i]] * kDeltaSymbols + work.symbols[i]);
+    p = write_rans(work.placed, n, coders.ranged, work.room, p, end - open);
+  }
+  return p ? write_open<Kind>(work, n, p, open) : nullptr;
+}
+
 // Writes a planned chunk of n elements; null where it would pass `end`.
 template <class Kind>
-inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, Coder* coders, Byte* p, const Byte* end) {
+inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, Coders& coders, Byte* p, const Byte* end) {
   Byte contexts[kDeltaBins] = {};
   if (static_cast<std::size_t>(end - p) < 1 + plan.groups) return nullptr;
-  *p++ = kDense;
+  *p++ = n < kRansElements ? kDense : kDenseRans;
   *p++ = static_cast<Byte>(plan.groups - 1);
   for (std::size_t k = 1; k < plan.groups; ++k) {
     *p++ = static_cast<Byte>(plan.group[k].bin);
@@ -171,15 +194,12 @@ inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, 
     plan_ans<kDeltaScaleBits>(work.row(plan.group[k].bin), plan.symbols, ans);
     if (static_cast<std::size_t>(end - p) < ans.table_bytes) return nullptr;
     p = write_frequencies(ans, p);
-    fill_encoder(ans, coders[k]);
+    if (n < kRansElements)
+      fill_encoder(ans, coders.tabled[k]);
+    else
+      coders.ranged.fill(ans, k * kDeltaSymbols);
   }
-  const std::size_t open = (plan.open + 7) / 8;
-  if (static_cast<std::size_t>(end - p) < open) return nullptr;
-  for (std::size_t i = 0; i < n; ++i) work.bins[i] = contexts[work.bins[i]];
-  p = write_streams<kDeltaScaleBits>(
-      n, work.room, p, end - open, [&](std::size_t i) -> const Coder& { return coders[work.bins[i]]; },
-      [&](std::size_t i) { return work.symbols[i]; });
-  return p ? write_open<Kind>(work, n, p, open) : nullptr;
+  return write_symbols<Kind>(plan, n, contexts, work, coders, p, end);
 }
 
 }  // namespace

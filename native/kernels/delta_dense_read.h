@@ -1,12 +1,8 @@
-// Decoding of chunks of which many elements changed: symbols by ANS with the base's exponent as context, and the bits that they leave
-// open. Once per instruction set.
+// Decoding of chunks of which many elements changed: symbols by ANS or rANS with the base's exponent as context, and the bits that they
+// leave open. Once per instruction set.
 #pragma once
 #include "kernels/delta.h"
-#include "kernels/entropy_ans_read.h"
-
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
+#include "kernels/delta_lanes.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -17,7 +13,9 @@ struct Room {
   Byte* gaps;
   Byte* planes;
   Table* tables;
+  std::uint32_t* slots;  // in the same place
 };
+static_assert(sizeof(Table) == sizeof(std::uint32_t) * kDeltaScale && kDeltaSymbols <= 1u << kRansValueBits<kDeltaScaleBits>);
 
 // A chunk: its bytes, its n elements, and how many of them are wanted.
 struct Chunk {
@@ -27,37 +25,6 @@ struct Chunk {
   std::size_t have;
 
   std::size_t left() const { return static_cast<std::size_t>(end - p); }
-};
-
-// Bits that symbols leave open, one after the other, lowest first. Reads stay inside of the bytes whatever is asked for; what was
-// asked for is compared with what there is at the end.
-struct OpenBits {
-  const Byte* p;  // at least eight bytes
-  std::size_t size;
-  std::size_t at;
-
-  // Whether the next `bits` bits are there, and eight bytes behind each of them.
-  bool has(std::size_t bits) const { return (at + bits) / 8 + 8 <= size; }
-
-  // The next 57 bits or more. `kThere`: they were asked for.
-  template <bool kThere>
-  std::uint64_t ahead() const {
-    const std::size_t byte = kThere ? at >> 3 : least(at >> 3, size < 8 ? 0 : size - 8);
-    return load_le<std::uint64_t>(p + byte) >> ((at - 8 * byte) & 63);
-  }
-
-  template <bool kThere>
-  std::uint64_t next(unsigned count) {
-    const std::uint64_t word = ahead<kThere>();
-    at += count;
-    return word & ~(~std::uint64_t{0} << count);
-  }
-
-  // Whether the last bit was in the last byte, and unused bits are 0.
-  bool ended() const {
-    const std::size_t unused = 8 * size - at;
-    return at <= 8 * size && unused < 8 && (unused == 0 || p[size - 1] >> (8 - unused) == 0);
-  }
 };
 
 // What symbols stand for.
@@ -90,8 +57,46 @@ struct Contexts {
   }
 };
 
+// Symbols by ANS in four streams.
+struct TabledSymbols {
+  Table* tables;
+  AnsStream streams[kStreams];
+
+  explicit TabledSymbols(const Room& room) : tables(room.tables) {}
+  bool read_table(Chunk& chunk, std::size_t symbols, std::size_t k) {
+    return INGOT_ISA::read_table(chunk.p, chunk.end, symbols, tables[k]);
+  }
+  bool open(Chunk& chunk) { return read_heads<kDeltaScaleBits>(chunk.p, chunk.end, streams); }
+  bool read(const std::uint16_t* at, std::size_t n, std::uint16_t* symbols) {
+    const AnsEntry* const entries = tables->entries;
+    const auto find = [=](std::size_t i, std::uint64_t state) -> const AnsEntry& { return (entries + at[i])[state]; };
+    return read_symbols(streams, find, n, symbols);
+  }
+  bool ended() const { return INGOT_ISA::ended(streams); }
+};
+
+// Symbols by rANS.
+struct RangedSymbols {
+  std::uint32_t* slots;
+  RansStream stream;
+
+  explicit RangedSymbols(const Room& room) : slots(room.slots) {}
+  bool read_table(Chunk& chunk, std::size_t symbols, std::size_t k) {
+    AnsFrequencies found;
+    if (!read_frequencies<kDeltaScaleBits>(chunk.p, chunk.end, symbols, found)) return false;
+    fill_slots<kDeltaScaleBits>(found, slots + k * kDeltaScale, [](std::size_t symbol) { return static_cast<std::uint32_t>(symbol); });
+    return true;
+  }
+  bool open(Chunk& chunk) { return open_rans(chunk.p, chunk.end, chunk.n, stream); }
+  bool read(const std::uint16_t* at, std::size_t n, std::uint16_t* symbols) {
+    return read_slots<kDeltaScaleBits, true>(stream, slots, at, n, symbols);
+  }
+  bool ended() const { return INGOT_ISA::ended(stream); }
+};
+
 // Reads how bins are grouped and each group's table.
-inline bool read_contexts(Chunk& chunk, std::size_t symbols, Table* tables, Contexts& contexts) {
+template <class Symbols>
+inline bool read_contexts(Chunk& chunk, std::size_t symbols, Symbols& from, Contexts& contexts) {
   if (chunk.left() < 1) return false;
   contexts.more = *chunk.p++;
   if (contexts.more >= kDeltaContexts || chunk.left() < contexts.more) return false;
@@ -101,7 +106,7 @@ inline bool read_contexts(Chunk& chunk, std::size_t symbols, Table* tables, Cont
   }
   chunk.p += contexts.more;
   for (std::size_t k = 0; k <= contexts.more; ++k)
-    if (!read_frequencies(chunk.p, chunk.end, symbols, tables[k])) return false;
+    if (!from.read_table(chunk, symbols, k)) return false;
   return true;
 }
 
@@ -136,59 +141,18 @@ inline void read_differences(const std::uint16_t* symbols, const Meanings<Kind>&
   bits = open;
 }
 
-#if defined(__AVX512BW__)
-// Sixteen elements of two bytes at a time: what symbols mean is computed, where their open bits begin is summed up, and these are
-// taken from one look ahead. As apply_block.
-template <class Kind>
-inline void apply_sixteens(const std::uint16_t* symbols, OpenBits& open, std::size_t n, const std::uint16_t* base, std::uint16_t* out) {
-  using Lanes = std::uint32_t __attribute__((vector_size(64)));
-  using Half = std::uint16_t __attribute__((vector_size(32)));
-  constexpr std::uint32_t places = 2 * static_cast<std::uint32_t>(kClasses<Kind>);
-  const Lanes none = {}, lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const auto load = [](const std::uint16_t* from) {
-    Half found;
-    std::memcpy(&found, from, sizeof found);
-    return __builtin_convertvector(found, Lanes);
-  };
-  std::size_t at = open.at;
-  for (std::size_t i = 0; i < n; i += 16) {
-    const Lanes symbol = load(symbols + i), old = load(base + i);
-    const Lanes turns = Kind::kLow == 2 ? (symbol >= places ? none + 1 : none) : none;
-    const Lanes found = (symbol - turns * places) >> 1, large = found >> 1;
-    const Lanes count = (large > 1 ? large : none + 1) - 1;
-    Lanes behind = count;  // where the bits of the next element begin
-#pragma GCC unroll 4
-    for (unsigned step = 1; step < 16; step *= 2)
-      behind += reinterpret_cast<Lanes>(_mm512_maskz_permutexvar_epi32(
-          static_cast<__mmask16>(0xffffu << step), reinterpret_cast<__m512i>(lanes - step), reinterpret_cast<__m512i>(behind)));
-    const Lanes first = behind - count + static_cast<std::uint32_t>(at & 7);
-    const Lanes pair = (first >> 4) * 0x10001 + 0x10000;  // of 16-bit words: a word and the next one
-    const __m512i ahead = _mm512_loadu_si512(open.p + (at >> 3));
-    const Lanes words = reinterpret_cast<Lanes>(_mm512_maskz_permutexvar_epi16(~__mmask32{0}, reinterpret_cast<__m512i>(pair), ahead));
-    const Lanes rest = words >> (first & 15) & (((none + 1) << count) - 1);
-    const Lanes magnitude = found < 2 ? found : (((found & 1) | 2) << count | rest);
-    const Lanes change = magnitude ^ (none - (symbol & 1));
-    Lanes result;
-    if constexpr (Kind::kLow == 2)
-      result = ((old + change) & 0x7fff) | ((old & 0x8000) ^ turns << 15);
-    else
-      result = old + change;
-    const Half narrow = __builtin_convertvector(result, Half);
-    std::memcpy(out + i, &narrow, sizeof narrow);
-    at += behind[15];
-  }
-  open.at = at;
-}
-#endif
-
 // Applies n elements.
 template <class Kind>
 inline void apply_block(const std::uint16_t* symbols, const Meanings<Kind>& meanings, OpenBits& open, std::size_t n,
                         const typename Kind::Word* base, typename Kind::Word* out) {
 #if defined(__AVX512BW__)
-  constexpr std::size_t look_ahead = 8 * sizeof(__m512i);
-  if constexpr (sizeof(typename Kind::Word) == 2)
-    if (n % 16 == 0 && open.has(n * Kind::kBits + look_ahead)) return apply_sixteens<Kind>(symbols, open, n, base, out);
+  if constexpr (sizeof(typename Kind::Word) == 2) {
+    const std::size_t done = apply_lanes<Kind>(symbols, open, n, base, out);
+    symbols += done;
+    base += done;
+    out += done;
+    n -= done;
+  }
 #endif
   typename Kind::Word differences[kBlock];
   if (open.has(n * Kind::kBits))
@@ -198,29 +162,48 @@ inline void apply_block(const std::uint16_t* symbols, const Meanings<Kind>& mean
   for (std::size_t i = 0; i < n; ++i) out[i] = Kind::applied(base[i], differences[i]);
 }
 
+#if defined(__AVX512BW__)
+// Applies what can be decoded and applied at once; returns how many elements.
 template <class Kind>
+inline std::size_t apply_rounds(RangedSymbols& from, const Contexts& contexts, int shift, OpenBits& open, std::size_t have,
+                                const std::uint16_t* base, std::uint16_t* out) {
+  alignas(64) std::uint16_t at[kDeltaBins + 64] = {};
+  for (std::size_t k = 0; k < contexts.more; ++k)
+    for (std::size_t bin = contexts.first[k]; bin < kDeltaBins + 64; ++bin) at[bin] = static_cast<std::uint16_t>((k + 1) * kDeltaScale);
+  const std::size_t start = contexts.more ? contexts.first[0] - std::size_t{1} : 0;
+  if (contexts.more && contexts.first[contexts.more - 1] - start > 63)
+    return apply_rounds<Kind>(from.stream, from.slots, ContextLanes<false>(at, 0), shift, open, have, base, out);
+  return apply_rounds<Kind>(from.stream, from.slots, ContextLanes<true>(at, start), shift, open, have, base, out);
+}
+#endif
+
+template <class Kind, class Symbols>
 inline EntropyStatus apply_dense(Chunk& chunk, int shift, const typename Kind::Word* base, typename Kind::Word* out, const Room& room) {
   Contexts contexts;
-  if (!read_contexts(chunk, kSymbolsOf<Kind>, room.tables, contexts)) return EntropyStatus::table;
-  AnsStream streams[kStreams];
-  if (!read_heads<kDeltaScaleBits>(chunk.p, chunk.end, streams)) return EntropyStatus::stream;
+  Symbols from(room);
+  if (!read_contexts(chunk, kSymbolsOf<Kind>, from, contexts)) return EntropyStatus::table;
+  if (!from.open(chunk)) return EntropyStatus::stream;
   Byte few[8] = {};
   if (chunk.left() < 8) std::memcpy(few, chunk.p, chunk.left());
   OpenBits open{chunk.left() < 8 ? few : chunk.p, chunk.left(), 0};
   const Meanings<Kind> meanings;
   alignas(64) std::uint16_t symbols[kBlock], at[kBlock];
-  const AnsEntry* const entries = room.tables->entries;
-  const auto find = [entries, &at](std::size_t i, std::uint64_t state) -> const AnsEntry& { return (entries + at[i])[state]; };
-  for (std::size_t start = 0; start < chunk.have; start += kBlock) {
-    const std::size_t n = least(kBlock, chunk.have - start);
+  std::size_t start = 0;
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(typename Kind::Word) == 2 && std::is_same_v<Symbols, RangedSymbols>) {
+    start = apply_rounds<Kind>(from, contexts, shift, open, chunk.have, base, out);
+  }
+#endif
+  for (std::size_t n; start < chunk.have; start += n) {
+    n = least(kBlock, chunk.have - start);
     Byte bins[kBlock] = {};
     for (std::size_t i = 0; i < n; ++i) bins[i] = bin_of<Kind>(base[start + i], shift);
     contexts.find(bins, n, at);
-    if (!read_symbols(streams, find, n, symbols)) return EntropyStatus::stream;
+    if (!from.read(at, n, symbols)) return EntropyStatus::stream;
     apply_block<Kind>(symbols, meanings, open, n, base + start, out + start);
   }
   if (chunk.have < chunk.n) return EntropyStatus::ok;
-  return ended(streams) && open.ended() ? EntropyStatus::ok : EntropyStatus::stream;
+  return from.ended() && open.ended() ? EntropyStatus::ok : EntropyStatus::stream;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Work {
   SparsePlan sparse;
   DensePlan densely;
   DenseWork dense;
-  Coder coders[kDeltaContexts];
+  Coders coders;
 };
 
 template <class Word>
@@ -64,6 +64,7 @@ std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& 
   work->planes = take<Byte>(scratch, width * chunk);
   work->dense.differences = take<Byte>(scratch, width * chunk);
   work->dense.symbols = take<std::uint16_t>(scratch, chunk);
+  work->dense.placed = take<std::uint16_t>(scratch, chunk);
   work->dense.bins = take<Byte>(scratch, chunk);
   work->dense.room = take<Byte>(scratch, 2 * chunk + 1024);
   work->dense.counts = take<std::uint32_t>(scratch, kDeltaBins * kDeltaSymbols);

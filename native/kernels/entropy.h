@@ -13,7 +13,7 @@ namespace {
 
 using Byte = std::uint8_t;
 
-constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kAns = 3, kJoint = 4;
+constexpr Byte kRaw = 0, kConstant = 1, kHuffman = 2, kAns = 3, kJoint = 4, kRans = 5, kJointRans = 6;
 
 constexpr std::size_t kStreams = 4;  // bit streams of a coded plane
 constexpr int kLimit = 12;           // longest Huffman code in bits

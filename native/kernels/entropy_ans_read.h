@@ -17,15 +17,21 @@ struct AnsTable {
   AnsEntry entries[1u << kBits];
 };
 
-// Reads frequencies, which must add up to 2^kBits, and fills the table.
+// Frequencies of symbols, of which `first` and `last` occur.
+struct AnsFrequencies {
+  std::uint16_t freq[kSymbols];
+  std::size_t first, last;
+};
+
+// Reads frequencies, which must add up to 2^kBits.
 template <int kBits>
-inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table) {
+inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsFrequencies& found) {
   constexpr std::uint32_t scale = 1u << kBits;
   if (end - p < 4) return false;
-  const std::size_t first = load_le<std::uint16_t>(p), last = load_le<std::uint16_t>(p + 2);
+  const std::size_t first = found.first = load_le<std::uint16_t>(p), last = found.last = load_le<std::uint16_t>(p + 2);
   p += 4;
   if (first > last || last >= values) return false;
-  std::uint16_t freqs[kSymbols] = {};
+  std::memset(found.freq, 0, sizeof found.freq);
   std::uint32_t total = 0;
   for (std::size_t value = first; value <= last; ++value) {
     if (p == end) return false;
@@ -40,16 +46,23 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
       if (value >= last) return false;  // the last symbol occurs
     }
     if (freq > scale - total) return false;
-    freqs[value] = static_cast<std::uint16_t>(freq);
+    found.freq[value] = static_cast<std::uint16_t>(freq);
     total += freq;
   }
-  if (total != scale) return false;
+  return total == scale;
+}
+
+// Reads frequencies and fills the table.
+template <int kBits>
+inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table) {
+  AnsFrequencies found;
+  if (!read_frequencies<kBits>(p, end, values, found)) return false;
   std::uint16_t next[kSymbols];
-  std::memcpy(next, freqs, sizeof next);
-  spread_symbols<kBits>(freqs, first, last, [&](std::uint32_t symbol, std::uint32_t state) {
+  std::memcpy(next, found.freq, sizeof next);
+  spread_symbols<kBits>(found.freq, found.first, found.last, [&](std::uint32_t symbol, std::uint32_t state) {
     const std::uint32_t x = next[symbol]++;
     const std::uint32_t bits = static_cast<std::uint32_t>(kBits + 1 - std::bit_width(x));
-    table.entries[state] = {static_cast<std::uint16_t>(bits | symbol << kSymbolShift), static_cast<std::uint16_t>((x << bits) - scale)};
+    table.entries[state] = {static_cast<std::uint16_t>(bits | symbol << kSymbolShift), static_cast<std::uint16_t>((x << bits) - (1u << kBits))};
   });
   return true;
 }
@@ -186,7 +199,7 @@ inline bool ended(const AnsStream* streams) {
 
 // Reads a table and heads, and moves `p` past the streams. Symbol i is of stream i % kStreams.
 inline EntropyStatus open_ans(const Byte*& p, const Byte* end, std::size_t values, AnsTable<>& table, AnsStream* streams) {
-  if (!read_frequencies(p, end, values, table)) return EntropyStatus::table;
+  if (!read_table(p, end, values, table)) return EntropyStatus::table;
   return read_heads<kScaleBits>(p, end, streams) ? EntropyStatus::ok : EntropyStatus::stream;
 }
 

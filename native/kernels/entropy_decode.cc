@@ -1,7 +1,7 @@
 // Decodes chunks of float_entropy. Nothing here trusts the bytes: every size is checked against what is left.
 #include "kernels/entropy_huffman_read.h"
 #include "kernels/entropy_planes.h"
-#include "kernels/entropy_ans_read.h"
+#include "kernels/entropy_rans_read.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -59,6 +59,16 @@ struct First {
   const Byte* six;
   AnsStream streams[kStreams];
   AnsTable<> table;
+  RansPlane rans;
+
+  bool joint() const { return mode == kJoint || mode == kJointRans; }
+  bool coded() const { return mode == kHuffman || mode == kAns || mode == kRans || joint(); }
+};
+
+// Room for the other planes' tables.
+struct Tables {
+  AnsTable<> ans;
+  RansPlane rans;
 };
 
 void put_bytes(const std::uint16_t* __restrict symbols, std::size_t n, Byte* __restrict out) {
@@ -74,17 +84,22 @@ void split_pairs(const std::uint16_t* __restrict pairs, std::size_t n, Byte* __r
 
 EntropyStatus open_first(const Byte*& p, const Byte* end, std::size_t n, Byte* room, First& first) {
   if (first.mode == kHuffman) return open_huffman(p, end, n, room, first.huffman);
-  if (first.mode == kAns) return open_ans(p, end, 256, first.table, first.streams);
-  const std::size_t sixes = six_bytes(n);
-  if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
-  first.six = p;
-  p += sixes;
-  return open_ans(p, end, kSymbols, first.table, first.streams);
+  std::size_t values = 256;
+  if (first.joint()) {
+    const std::size_t sixes = six_bytes(n);
+    if (static_cast<std::size_t>(end - p) < sixes) return EntropyStatus::chunk;
+    first.six = p;
+    p += sixes;
+    values = kSymbols;
+  }
+  if (first.mode == kRans || first.mode == kJointRans) return open_rans(p, end, values, n, first.rans);
+  return open_ans(p, end, values, first.table, first.streams);
 }
 
-EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, AnsTable<>& table, Byte* room,
+EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, Tables& tables, Byte* room,
                          const Byte*& plane) {
   const std::size_t left = static_cast<std::size_t>(end - p);
+  const auto put = [room](std::size_t start, const std::uint16_t* symbols, std::size_t count) { put_bytes(symbols, count, room + start); };
   plane = room;
   switch (mode) {
     case kRaw:
@@ -100,11 +115,12 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
       return read_huffman(p, end, n, room);
     case kAns: {
       AnsStream streams[kStreams];
-      const EntropyStatus status = open_ans(p, end, 256, table, streams);
-      if (status != EntropyStatus::ok) return status;
-      return decode_ans(table, streams, n, [room](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
-        put_bytes(symbols, count, room + start);
-      });
+      const EntropyStatus status = open_ans(p, end, 256, tables.ans, streams);
+      return status == EntropyStatus::ok ? decode_ans(tables.ans, streams, n, put) : status;
+    }
+    case kRans: {
+      const EntropyStatus status = open_rans(p, end, 256, n, tables.rans);
+      return status == EntropyStatus::ok ? decode_rans(tables.rans, n, put) : status;
     }
     default:
       return EntropyStatus::chunk;
@@ -122,13 +138,12 @@ EntropyStatus decode_first(First& first, std::size_t n, const Planes& planes) {
       planes.join(start, stop);
       return static_cast<const Byte*>(top + stop);
     });
-  if (first.mode == kAns)
-    return decode_ans(first.table, first.streams, n, [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
-      put_bytes(symbols, count, top + start);
-      planes.look_ahead(start, start + count, n);
-      planes.join(start, start + count);
-    });
-  return decode_ans(first.table, first.streams, n, [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
+  const auto put_plane = [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
+    put_bytes(symbols, count, top + start);
+    planes.look_ahead(start, start + count, n);
+    planes.join(start, start + count);
+  };
+  const auto put_both = [&](std::size_t start, const std::uint16_t* symbols, std::size_t count) {
     alignas(kLine) std::uint16_t both[kSixBlock];
     join_six(first.six + start / 4 * 3, symbols, count, both);
     if (planes.width == 2) {
@@ -143,11 +158,17 @@ EntropyStatus decode_first(First& first, std::size_t n, const Planes& planes) {
     split_pairs(both, count, planes.room[0] + start, planes.room[1] + start);
     planes.look_ahead(start, start + count, n);
     planes.join(start, start + count);
-  });
+  };
+  switch (first.mode) {
+    case kAns: return decode_ans(first.table, first.streams, n, put_plane);
+    case kRans: return decode_rans(first.rans, n, put_plane);
+    case kJoint: return decode_ans(first.table, first.streams, n, put_both);
+    default: return decode_rans(first.rans, n, put_both);
+  }
 }
 
 // A coded first plane is decoded last, and joined with the others run by run, while its values are in the first cache.
-EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First& first, AnsTable<>& table, Planes& planes) {
+EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First& first, Tables& tables, Planes& planes) {
   const std::size_t width = planes.width;
   const Byte* const end = p + size;
   if (size < width) return EntropyStatus::chunk;
@@ -156,18 +177,18 @@ EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First
   first.mode = modes[0];
   for (std::size_t k = 0; k < width; ++k) {
     EntropyStatus status;
-    if (k == 0 && (modes[0] == kHuffman || modes[0] == kAns || modes[0] == kJoint)) {
-      if (modes[0] == kJoint && (width < 2 || modes[1] != kJoint)) return EntropyStatus::chunk;
+    if (k == 0 && first.coded()) {
+      if (first.joint() && (width < 2 || modes[1] != modes[0])) return EntropyStatus::chunk;
       planes.at[0] = planes.room[0];
       status = open_first(p, end, n, planes.room[0], first);
-      if (modes[0] == kJoint) planes.at[++k] = planes.room[1];
+      if (first.joint()) planes.at[++k] = planes.room[1];
     } else {
-      status = read_plane(modes[k], p, end, n, table, planes.room[k], planes.at[k]);
+      status = read_plane(modes[k], p, end, n, tables, planes.room[k], planes.at[k]);
     }
     if (status != EntropyStatus::ok) return status;
   }
   if (p != end) return EntropyStatus::chunk;
-  if (modes[0] != kRaw && modes[0] != kConstant) return decode_first(first, n, planes);
+  if (first.coded()) return decode_first(first, n, planes);
   planes.join(0, n);
   return EntropyStatus::ok;
 }
@@ -181,13 +202,13 @@ EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const s
   planes.past_caches = shape.count * shape.width >= kStreamed;
   for (std::size_t k = 0; k < shape.width; ++k) planes.room[k] = scratch + k * shape.chunk;
   First first;
-  AnsTable<> table;
+  Tables tables;
   EntropyStatus status = EntropyStatus::ok;
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {
     const std::size_t n = least(shape.chunk, shape.count - start);
     planes.out = static_cast<Byte*>(out) + start * shape.width;
-    status = sizes[index] > size ? EntropyStatus::chunk : decode_chunk(data, sizes[index], n, first, table, planes);
+    status = sizes[index] > size ? EntropyStatus::chunk : decode_chunk(data, sizes[index], n, first, tables, planes);
     if (status != EntropyStatus::ok) break;
     data += sizes[index];
     size -= sizes[index];

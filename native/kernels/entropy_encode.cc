@@ -2,7 +2,7 @@
 // values alone.
 #include "kernels/entropy_huffman.h"
 #include "kernels/entropy_planes.h"
-#include "kernels/entropy_ans.h"
+#include "kernels/entropy_rans.h"
 #include "kernels/kernels.h"
 
 namespace ingot::INGOT_ISA {
@@ -21,10 +21,13 @@ bool promises(const Byte* plane, std::size_t n, std::size_t part) {
   return ideal_bytes(counts, 256) <= seen - seen / part;
 }
 
+using Coder = RansCoder<kRansBits, kSymbols>;
+
 struct Joint {
   std::uint16_t* symbols;
   std::uint32_t counts[kSymbols];
   AnsPlan plan;
+  bool rans;
 };
 
 struct Work {
@@ -34,11 +37,12 @@ struct Work {
   HuffmanPlan huffman;
   AnsPlan ans;
   Joint joint;
+  Coder coder;
 };
 
 struct Chosen {
   Byte mode;
-  std::size_t bytes;  // of the payload; an estimate for ANS
+  std::size_t bytes;  // of the payload; an estimate for ANS and rANS
 };
 
 std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
@@ -51,7 +55,16 @@ std::size_t ans_bytes(const AnsPlan& plan, const std::uint32_t* counts, std::siz
   return plan.table_bytes + 5 * kStreams + ideal_bytes(counts, values);
 }
 
-// Chooses among raw, constant, Huffman and (for `max`) ANS; leaves the plans in `work`.
+std::size_t rans_bytes(const AnsPlan& plan, const std::uint32_t* counts) {
+  return plan.table_bytes + kRansHead + coded_bytes<kRansBits>(counts, plan);
+}
+
+// Whether what `max` codes by ANS is coded by rANS: in chunks that the head does not make larger, few symbols.
+bool by_rans(const std::uint32_t* counts, std::size_t values, std::size_t n) {
+  return n >= kRansElements && distinct(counts, values) <= kRansChosen;
+}
+
+// Chooses among raw, constant, Huffman and (for `max`) ANS or rANS; leaves the plans in `work`.
 Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Work& work) {
   const std::size_t part = max ? 64 : 16;
   if (sampled && !promises(plane, n, part)) return {kRaw, n};
@@ -61,15 +74,33 @@ Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Wo
   Chosen best{kRaw, n};
   if (work.huffman.bytes < n - (sampled ? n / part : 0)) best = {kHuffman, work.huffman.bytes};
   if (!max) return best;
-  plan_ans(work.counts.all, 256, work.ans);
-  const std::size_t bytes = ans_bytes(work.ans, work.counts.all, 256);
-  return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{kAns, bytes} : best;
+  const bool rans = by_rans(work.counts.all, 256, n);
+  if (rans)
+    plan_ans<kRansBits>(work.counts.all, 256, work.ans);
+  else
+    plan_ans(work.counts.all, 256, work.ans);
+  const std::size_t bytes = rans ? rans_bytes(work.ans, work.counts.all) : ans_bytes(work.ans, work.counts.all, 256);
+  return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{rans ? kRans : kAns, bytes} : best;
 }
 
-// Writes a chosen plane and returns its end; a ANS plane that turns out no smaller than raw becomes raw.
+// Writes table, states and words of n symbols; null where that would pass `end`.
+Byte* write_ranges(const AnsPlan& plan, const std::uint16_t* symbols, std::size_t n, Work& work, Byte* p, const Byte* end) {
+  if (static_cast<std::size_t>(end - p) < plan.table_bytes) return nullptr;
+  work.coder.fill(plan);
+  return write_rans(symbols, n, work.coder, work.room, write_frequencies(plan, p), end);
+}
+
+// Writes a chosen plane and returns its end; an ANS or rANS plane that turns out larger than raw becomes raw.
 Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, Byte* p) {
   if (chosen.mode == kAns) {
     Byte* const end = write_ans(work.ans, n, work.room, p, p + n, [plane](std::size_t i) { return plane[i]; });
+    if (end) return end;
+    chosen.mode = kRaw;
+  }
+  if (chosen.mode == kRans) {
+    std::uint16_t* const symbols = work.joint.symbols;
+    for (std::size_t i = 0; i < n; ++i) symbols[i] = plane[i];
+    Byte* const end = write_ranges(work.ans, symbols, n, work, p, p + n);
     if (end) return end;
     chosen.mode = kRaw;
   }
@@ -99,8 +130,25 @@ std::size_t plan_joint(std::size_t n, Work& work) {
   for (std::size_t value = 0; value < kSymbols; ++value)
     work.joint.counts[value] = counts[0][value] + counts[1][value] + counts[2][value] + counts[3][value];
   if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
+  work.joint.rans = by_rans(work.joint.counts, kSymbols, n);
+  if (work.joint.rans) {
+    plan_ans<kRansBits>(work.joint.counts, kSymbols, work.joint.plan);
+    return six_bytes(n) + rans_bytes(work.joint.plan, work.joint.counts);
+  }
   plan_ans(work.joint.counts, kSymbols, work.joint.plan);
   return six_bytes(n) + ans_bytes(work.joint.plan, work.joint.counts, kSymbols);
+}
+
+// Bytes of both upper planes coded apart. Beside joint planes by rANS plane 0 is rANS too: its counts are known.
+std::size_t plan_apart(std::size_t n, Work& work) {
+  const std::size_t next = choose_plane(work.planes[1], n, true, true, work).bytes;
+  if (!work.joint.rans) return next + choose_plane(work.planes[0], n, true, false, work).bytes;
+  std::uint32_t counts[256];
+  const std::uint32_t* const joint = work.joint.counts;
+  for (std::size_t value = 0; value < 256; ++value)
+    counts[value] = joint[4 * value] + joint[4 * value + 1] + joint[4 * value + 2] + joint[4 * value + 3];
+  plan_ans<kRansBits>(counts, 256, work.ans);
+  return next + rans_bytes(work.ans, counts);
 }
 
 Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
@@ -112,6 +160,7 @@ Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
     p += six_bytes(count);
   }
   const std::uint16_t* const symbols = work.joint.symbols;
+  if (work.joint.rans) return write_ranges(work.joint.plan, symbols, n, work, p, end);
   return write_ans(work.joint.plan, n, work.room, p, end, [symbols](std::size_t i) { return std::size_t{symbols[i]}; });
 }
 
@@ -122,11 +171,9 @@ std::size_t encode_chunk(const Byte* in, std::size_t width, std::size_t n, Entro
   std::size_t k = 0;
   if (how.max && how.joint) {
     const std::size_t joint = plan_joint(n, work);
-    const std::size_t apart = choose_plane(work.planes[1], n, true, true, work).bytes +
-                              choose_plane(work.planes[0], n, true, false, work).bytes;
-    Byte* const end = joint < apart ? write_joint(n, work, p, p + 2 * n) : nullptr;
+    Byte* const end = joint < 2 * n && joint < plan_apart(n, work) ? write_joint(n, work, p, p + 2 * n) : nullptr;
     if (end) {
-      out[0] = out[1] = kJoint;
+      out[0] = out[1] = work.joint.rans ? kJointRans : kJoint;
       p = end;
       k = 2;
     }
@@ -146,7 +193,7 @@ std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyCho
   Work work;
   for (std::size_t k = 0; k < shape.width; ++k) work.planes[k] = scratch + 2 * shape.chunk + 512 + k * shape.chunk;
   work.room = scratch;
-  work.joint.symbols = reinterpret_cast<std::uint16_t*>(scratch + 2 * shape.chunk + 512 + shape.width * shape.chunk);
+  work.joint.symbols = reinterpret_cast<std::uint16_t*>(scratch + 2 * shape.chunk + 512 + (shape.width * shape.chunk + 1) / 2 * 2);
   const Byte* source = static_cast<const Byte*>(in);
   Byte* p = out;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk) {

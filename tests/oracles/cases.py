@@ -299,6 +299,8 @@ def float_entropy(rng: Random) -> Made | None:
     dtype = pick(rng, "f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2")
     shape = pick(rng, (), (0, 3), (int(rng.integers(1, 700)),), (20, 61))
     options = {"level": pick(rng, "fast", "max"), "chunk": pick(rng, 256, 512, 4096)}
+    if rng.random() < 0.04:  # large enough for rANS
+        shape, options = (int(rng.integers(65_536, 67_000)),), {"level": "max"}
     way = rng.random()
     if way < 0.3:
         source = random_bits(rng, shape, dtype, zeros=0.3)
@@ -326,6 +328,9 @@ EXACT = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind 
 def exact_delta(codec: str) -> Callable[[Random], Made | None]:
     def case(rng: Random) -> Made | None:
         dtype, shape = pick(rng, *EXACT), pick(rng, (), (0, 3), (int(rng.integers(1, 900)),), (9, 80))
+        large = codec == "delta_exact" and rng.random() < 0.04  # enough for rANS
+        if large:
+            shape = (int(rng.integers(65_536, 67_000)),)
         base = random_bits(rng, shape, dtype, zeros=0.2)
         word = np.dtype(f"u{base.dtype.itemsize}")
         steps = rng.integers(-pick(rng, 1, 5, 40), 6, shape) * (rng.random(shape) < pick(rng, 0.02, 0.3, 1.0))
@@ -333,7 +338,7 @@ def exact_delta(codec: str) -> Callable[[Random], Made | None]:
         if DTYPES[dtype].kind == "b" or rng.random() < 0.2:
             tuned = np.where(rng.random(shape) < 0.3, random_bits(rng, shape, dtype), base).astype(base.dtype)
         old, new = base.reshape(-1, 1), np.asarray(tuned).reshape(-1, 1)
-        options: dict[str, Any] = {"chunk": pick(rng, 256, 512)} if codec == "delta_exact" else {}
+        options: dict[str, Any] = {"chunk": 1 << 17 if large else pick(rng, 256, 512)} if codec == "delta_exact" else {}
         encoder = delta_codec(codec).encoder(shape, dtype, options)
         for _ in range(encoder.fit_passes):
             encoder.fit_pass(old, new)

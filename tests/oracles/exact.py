@@ -113,6 +113,35 @@ def _ans(data: bytes, at: int, tables: list[list[tuple[int, int, int]]], which: 
     return out, at
 
 
+def _rans(data: bytes, at: int, tables: list[dict[int, int]], which: list[int], log: int) -> tuple[list[int], int]:
+    """Symbols of 32 states in turn that share words; ``which`` frequencies each one is by."""
+    words, at = _u24(data, at), at + 3
+    states = [int.from_bytes(data[at + 4 * k : at + 4 * k + 4], "little") for k in range(32)]
+    assert min(states) >= 65536
+    at += 128
+    end = at + 2 * words
+    found: list[list[tuple[int, int, int]]] = []
+    for table in tables:
+        found.append([])
+        for symbol in sorted(table):
+            found[-1] += [(symbol, table[symbol], place) for place in range(table[symbol])]
+        assert len(found[-1]) == 1 << log
+    out, last = [], max(len(which) - 64, 0)
+    for i, table_number in enumerate(which):
+        k = i % 32
+        if last <= i < last + 32:
+            states[k] -= 65536
+        symbol, frequency, place = found[table_number][states[k] % (1 << log)]
+        states[k] = frequency * (states[k] >> log) + place
+        if i < last and states[k] < 65536:
+            states[k] = states[k] << 16 | int.from_bytes(data[at : at + 2], "little")
+            at += 2
+        out.append(symbol)
+    assert at == end
+    assert states == [0 if k < len(which) else 65536 for k in range(32)]
+    return out, at
+
+
 def _plane(mode: int, data: bytes, n: int) -> tuple[list[int], int]:
     if mode == 0:
         return list(data[:n]), n
@@ -120,12 +149,14 @@ def _plane(mode: int, data: bytes, n: int) -> tuple[list[int], int]:
         return [data[0]] * n, 1
     if mode == 2:
         return _huffman(data, n)
-    assert mode == 3
+    assert mode in (3, 5)
     frequencies, at = _frequencies(data, 0)
+    if mode == 5:
+        return _rans(data, at, [frequencies], [0] * n, 12)
     return _ans(data, at, [_states(frequencies, 13, 5123)], [0] * n)
 
 
-def _joint(data: bytes, n: int) -> tuple[list[int], list[int], int]:
+def _joint(mode: int, data: bytes, n: int) -> tuple[list[int], list[int], int]:
     six: list[int] = []
     at = 0
     for start in range(0, n, 1024):
@@ -136,7 +167,10 @@ def _joint(data: bytes, n: int) -> tuple[list[int], list[int], int]:
         six += [value & 63 for value in (*a, *b, *c, *d)][:m]
         at += 3 * q
     frequencies, at = _frequencies(data, at)
-    symbols, at = _ans(data, at, [_states(frequencies, 13, 5123)], [0] * n)
+    if mode == 6:
+        symbols, at = _rans(data, at, [frequencies], [0] * n, 12)
+    else:
+        symbols, at = _ans(data, at, [_states(frequencies, 13, 5123)], [0] * n)
     return [symbol >> 2 for symbol in symbols], [(s & 3) << 6 | low for s, low in zip(symbols, six, strict=True)], at
 
 
@@ -156,8 +190,9 @@ def float_entropy(tensor: Stored) -> Array:
     width, out = _BYTES.get(tensor.dtype, 1), []
     for data, n in _chunks(tensor):
         modes, at, planes = data[:width], width, []
-        if modes[0] == 4:
-            top, low, used = _joint(data[at:], n)
+        if modes[0] in (4, 6):
+            assert modes[1] == modes[0]
+            top, low, used = _joint(modes[0], data[at:], n)
             planes, at = [top, low], at + used
         for mode in modes[len(planes) :]:
             found, used = _plane(mode, data[at:], n)
@@ -184,7 +219,7 @@ def delta_exact(tensor: Stored, base: Array) -> Array:
         elif data[0] == 2:
             new = _sparse(tensor.dtype, data[1:], old, width)
         else:
-            new = _dense(tensor.dtype, data[1:], old, width)
+            new = _dense(tensor.dtype, data, old, width)
         out += new
     return np.array(out, base.dtype).reshape(tensor.shape)
 
@@ -220,8 +255,8 @@ def _sparse(dtype: str, data: bytes, old: list[int], width: int) -> list[int]:
 
 
 def _dense(dtype: str, data: bytes, old: list[int], width: int) -> list[int]:
-    bits, count = 8 * width, data[0] + 1
-    first, at = [0, *data[1:count]], count
+    bits, count = 8 * width, data[1] + 1
+    first, at = [0, *data[2 : 1 + count]], 1 + count
     mantissa = _MANTISSA.get(dtype)
     bins = [word >> (bits - 8 if mantissa is None else mantissa) & 255 for word in old]
     if mantissa is not None and bits - 1 - mantissa < 8:
@@ -230,8 +265,12 @@ def _dense(dtype: str, data: bytes, old: list[int], width: int) -> list[int]:
     tables = []
     for _ in range(count):
         frequencies, at = _frequencies(data, at)
-        tables.append(_states(frequencies, 11, 1283))
-    symbols, at = _ans(data, at, tables, which)
+        tables.append(frequencies)
+    if data[0] == 4:
+        symbols, at = _rans(data, at, tables, which, 11)
+    else:
+        assert data[0] == 3
+        symbols, at = _ans(data, at, [_states(table, 11, 1283) for table in tables], which)
     tail, out = _Bits(data[at:]), []
     for word, symbol in zip(old, symbols, strict=True):
         flips = 4 * (bits - 2) if mantissa is not None else 4 * bits

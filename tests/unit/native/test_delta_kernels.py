@@ -127,7 +127,70 @@ def test_every_mode_is_tried(name: str) -> None:
     found: set[str] = set()
     for base, tuned in sources(name, 3000).values():
         found |= modes_of(*encode(name, base, tuned, 2048))
-    assert found == set(reference.MODES)
+    sizes, planes = encode(name, *weights(name, 65536, 1e-3), 65536)
+    assert found | modes_of(sizes, planes) == set(reference.MODES)
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16", "i16", "f32", "i8"])
+def test_large_chunks_are_by_rans_and_as_the_reference_writes_them(name: str) -> None:
+    for count in (65535, 65536, 65536 + 77):
+        base, tuned = weights(name, count, 1e-3)
+        sizes, planes = encode(name, base, tuned, 1 << 17)
+        floats, shift = ELEMENTS[name]
+        wanted = reference.encode(base, tuned, 1 << 17, floats=floats, shift=shift)
+        assert (sizes.tolist(), planes.tobytes()) == wanted
+        assert modes_of(sizes, planes) == {"dense by rANS" if count >= 65536 else "dense"}
+        again = reference.apply(*wanted, 1 << 17, base, floats=floats, shift=shift)
+        assert again.tobytes() == tuned.tobytes()
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16", "i16", "f32", "i8"])
+def test_rans_applies_alike_everywhere_whole_and_in_part(name: str) -> None:
+    """Contexts near each other and far apart, ends of bits and words, parts of the last chunk, in place."""
+    count = 65536 + 45
+    near, rng = weights(name, count, 1e-3), np.random.default_rng(2)
+    far = [np.where(rng.random(count) < 0.1, words >> 9, words).astype(words.dtype) for words in near]
+    before = native.isa()
+    try:
+        for base, tuned in (near, far, sources(name, count)["any bits"], sources(name, count)["half any"]):
+            sizes, planes = encode(name, base, tuned, 1 << 17)
+            for isa in native.available_isas():
+                native.set_isa(isa)
+                assert encode(name, base, tuned, 1 << 17)[1].tobytes() == planes.tobytes()
+                for have in (count, count - 1, count - 45, 31, 33, 40_000):
+                    out, answer = apply(name, planes, sizes, 1 << 17, base[:have], count)
+                    assert answer == (0, 1)
+                    assert out.tobytes() == tuned[:have].tobytes()
+    finally:
+        native.set_isa(before)
+
+
+@pytest.mark.parametrize("name", ["bf16", "i16", "f32"])
+def test_damaged_words_end_in_the_same_answer_everywhere(name: str) -> None:
+    rng = np.random.default_rng(6)
+    base, tuned = weights(name, 65_600, 1e-3)
+    _, planes = encode(name, base, tuned, 1 << 17)
+    refused, before = 0, native.isa()
+    try:
+        for turn in range(45):
+            at = int(rng.integers(0, planes.size)) if turn % 2 else int(rng.integers(planes.size - 3000, planes.size))
+            damaged = planes.copy()
+            if turn % 3 == 0:
+                damaged = np.delete(damaged, slice(at, at + 2))
+            elif turn % 3 == 1:
+                damaged[at] ^= 1 << int(rng.integers(0, 8))
+            else:
+                damaged = np.insert(damaged, at, rng.integers(0, 256, 2).astype(np.uint8))
+            found = set()
+            for isa in native.available_isas():
+                native.set_isa(isa)
+                out, answer = apply(name, damaged, np.array([damaged.size], np.uint32), 1 << 17, base)
+                found.add((answer, hashlib.sha256(out.tobytes()).hexdigest() if answer[0] == 0 else ""))
+            assert len(found) == 1
+            refused += answer[0] != 0
+    finally:
+        native.set_isa(before)
+    assert refused > 15
 
 
 @pytest.mark.parametrize("name", ["bf16", "f16", "i16", "f32", "f64", "i8"])
@@ -237,6 +300,7 @@ def u24(*numbers: int) -> bytes:
 ONE_TABLE = b"\x00\x00\x00\x00\x88\x00"  # symbol 0 with frequency 2048: no bits, no change
 ONE_CONTEXT = b"\x03\x00" + ONE_TABLE
 HEADS = bytes(20)
+RANGES = bytes(3) + b"\0\0\1\0" * 32  # no words, and the smallest states
 
 
 @pytest.mark.parametrize(
@@ -249,7 +313,16 @@ HEADS = bytes(20)
         (ONE_CONTEXT + HEADS, 0),
         (b"\x03\x01\x80" + 2 * ONE_TABLE + HEADS, 0),
         (b"", 1),  # no mode
-        (b"\x04", 1),  # an unknown mode
+        (b"\x05", 1),  # an unknown mode
+        (b"\x04\x00" + ONE_TABLE + RANGES, 0),
+        (b"\x04\x00" + ONE_TABLE + RANGES[:-1], 3),  # states that are cut off
+        (b"\x04\x00" + ONE_TABLE + bytes(131), 3),  # that are too small
+        (b"\x04\x00" + ONE_TABLE + b"\x01" + RANGES[1:], 3),  # no word
+        (b"\x04\x00" + ONE_TABLE + b"\x01" + RANGES[1:] + bytes(2), 3),  # a word that nobody takes
+        (b"\x04\x00" + ONE_TABLE + RANGES + b"\x00", 3),  # open bits that nobody asked for
+        (b"\x04\x00\x08\x00\x08\x00\x88\x00" + RANGES + b"\xff", 0),  # eight open bits
+        (b"\x04\x00\x08\x00\x08\x00\x88\x00" + RANGES, 3),  # and none of them
+        (b"\x04\x00" + ONE_TABLE + RANGES.replace(b"\0\0\1\0", b"\1\0\1\0", 1), 3),  # a state that does not end at 0
         (b"\x00\x00", 1),  # bytes after it
         (b"\x01" + bytes(7), 1),
         (b"\x01" + bytes(9), 1),

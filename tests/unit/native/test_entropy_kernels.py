@@ -252,7 +252,7 @@ def test_random_bytes_end_in_an_answer() -> None:
         width = int(rng.choice((1, 2, 4, 8)))
         out = np.empty(int(rng.integers(1, 700)), f"u{width}")
         planes = np.frombuffer(rng.bytes(int(rng.integers(0, 900))), np.uint8).copy()
-        planes[:width] = rng.integers(0, 5, planes[:width].size) if turn % 4 else reference.JOINT
+        planes[:width] = rng.integers(0, 7, planes[:width].size) if turn % 4 else reference.JOINT + 2 * (turn // 4 % 2)
         sizes = np.array([planes.size], np.uint32)
         status, _ = decode(planes, sizes, 1024, out)
         assert status in (0, 1, 2, 3)
@@ -282,8 +282,9 @@ def test_huffman_by_hand() -> None:
     ("data", "status"),
     [
         (b"", 1),  # no modes
-        (b"\x05" + bytes(8), 1),  # an unknown mode
+        (b"\x07" + bytes(8), 1),  # an unknown mode
         (b"\x04" + bytes(99), 1),  # joint planes of one byte
+        (b"\x06" + bytes(299), 1),  # the same by rANS
         (b"\x00" + bytes(7), 1),  # a raw plane that is cut off
         (b"\x00" + bytes(9), 1),  # bytes after it
         (b"\x01", 1),  # no constant

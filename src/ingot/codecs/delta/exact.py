@@ -174,7 +174,7 @@ class ExactDelta:
             PartSpec("sizes", "u32", 4 * layout.chunks(size)),
             PartSpec("planes", "u8", None, limit=layout.limit(size)),
         )
-        return ExactEncoder(layout=layout, params=layout.attributes(), parts=parts, step=layout.chunk)
+        return ExactEncoder(layout=layout, params=layout.attributes(size), parts=parts, step=layout.chunk)
 
     def applier(self, tensor: Tensor, dtype: str) -> ExactApplier:
         """Return a sequential applier; ``delta_exact.base`` refuses a base of another element type."""

@@ -16,6 +16,8 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.tensor import Array, Tensor
 
 VERSION = 1
+LATER = 2  # dense chunks may be coded by rANS, which chunks of so many elements and more are
+RANS_CHUNK = 1 << 16
 LEAST_CHUNK, MOST_CHUNK = 1 << 8, 1 << 20
 CHUNK = 1 << 17
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
@@ -72,9 +74,10 @@ class ExactParams:
         """The most bytes of ``planes``: every chunk as it is behind its mode."""
         return self.width * size + self.chunks(size)
 
-    def attributes(self) -> dict[str, Any]:
-        """Return the JSON-able attributes that ``params_of`` takes back."""
-        return {"codec_version": VERSION, "chunk": self.chunk, "dtype": self.dtype}
+    def attributes(self, size: int) -> dict[str, Any]:
+        """Return the JSON-able attributes that ``params_of`` takes back, of a tensor of ``size`` elements."""
+        version = LATER if min(self.chunk, size) >= RANS_CHUNK else VERSION
+        return {"codec_version": version, "chunk": self.chunk, "dtype": self.dtype}
 
 
 def is_coded(name: str) -> bool:
@@ -126,11 +129,11 @@ def params_of(tensor: Tensor) -> ExactParams:
     version, chunk, name = (stated.get(key) for key in ("codec_version", "chunk", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and is_chunk(chunk)
     known = isinstance(name, str) and is_coded(name) and name == tensor.dtype
-    if not (whole and known and version == VERSION and not isinstance(version, bool)):
+    if not (whole and known and version in (VERSION, LATER) and not isinstance(version, bool)):
         raise CodecError(
             "delta_exact.params",
-            f"expected codec_version {VERSION}, dtype {tensor.dtype}, and a chunk that is a power of two from "
-            f"{LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(stated))[:120]!r}",
+            f"expected codec_version {VERSION} or {LATER}, dtype {tensor.dtype}, and a chunk that is a power of two "
+            f"from {LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(stated))[:120]!r}",
             where=tensor.name,
         )
     return ExactParams(int(str(chunk)), str(name))

@@ -186,7 +186,7 @@ class EntropyCodec:
             PartSpec("sizes", "u32", 4 * layout.chunks(size)),
             PartSpec("planes", "u8", None, limit=layout.limit(size)),
         )
-        return EntropyEncoder(layout=layout, params=layout.attributes(), parts=parts, step=layout.chunk)
+        return EntropyEncoder(layout=layout, params=layout.attributes(size), parts=parts, step=layout.chunk)
 
 
 def _encodable(name: str) -> str:

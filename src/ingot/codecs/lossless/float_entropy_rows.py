@@ -15,6 +15,8 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array, Tensor
 
 VERSION = 1
+LATER = 2  # chunks of level max may be coded by rANS, which chunks of so many elements and more are
+RANS_CHUNK = 1 << 16
 LEVELS = ("fast", "max")
 LEAST_CHUNK, MOST_CHUNK = 1 << 8, 1 << 20
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
@@ -49,9 +51,15 @@ class EntropyParams:
         """The most bytes of ``planes``: every plane raw behind its mode."""
         return self.width * (size + self.chunks(size))
 
-    def attributes(self) -> dict[str, Any]:
-        """Return the JSON-able attributes that ``params_of`` takes back."""
-        return {"codec_version": VERSION, "level": self.level, "chunk": self.chunk, "dtype": self.dtype}
+    def attributes(self, size: int) -> dict[str, Any]:
+        """Return the JSON-able attributes that ``params_of`` takes back, of a tensor of ``size`` elements."""
+        later = self.level == "max" and min(self.chunk, size) >= RANS_CHUNK
+        return {
+            "codec_version": LATER if later else VERSION,
+            "level": self.level,
+            "chunk": self.chunk,
+            "dtype": self.dtype,
+        }
 
 
 def is_coded(name: str) -> bool:
@@ -71,9 +79,15 @@ def params_of(tensor: Tensor) -> EntropyParams:
     stated = tensor.params
     version, chunk, level, name = (stated.get(key) for key in ("codec_version", "chunk", "level", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and isinstance(name, str)
-    if not (whole and version == VERSION and not isinstance(version, bool) and level in LEVELS and is_coded(str(name))):
+    if not (
+        whole
+        and version in (VERSION, LATER)
+        and not isinstance(version, bool)
+        and level in LEVELS
+        and is_coded(str(name))
+    ):
         raise _bad_params(
-            tensor, f"codec_version {VERSION}, level {' or '.join(LEVELS)}, a chunk and the dtype of a float"
+            tensor, f"codec_version {VERSION} or {LATER}, level {' or '.join(LEVELS)}, a chunk and the dtype of a float"
         )
     params = EntropyParams(str(level), int(str(chunk)), str(name))
     if not is_chunk(params.chunk):

@@ -100,10 +100,11 @@ def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:
 
 def as_delta(data: memoryview, dtype: str, base: memoryview) -> Encoded:
     """Return what turns one object's bytes into another's."""
-    parts = pack(_values(base, dtype), _values(data, dtype))
+    values = _values(data, dtype)
+    parts = pack(_values(base, dtype), values)
     params = params_for(dtype)
     specs = tuple(PartSpec(role, "u32" if role == "sizes" else _BYTES, parts[role].nbytes) for role in parts)
-    return Encoded(DELTA, dtype, specs, parts, params.attributes())
+    return Encoded(DELTA, dtype, specs, parts, params.attributes(values.size))
 
 
 def _with_entropy(data: memoryview, dtype: str) -> Encoded:

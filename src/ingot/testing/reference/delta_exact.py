@@ -11,20 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ingot.testing.reference.float_entropy import (
-    STREAMS,
-    decode_huffman,
-    encode_huffman,
-    frequencies,
-    frequency_table,
-    log2_fixed,
-    spread,
-)
+from ingot.testing.reference import rans
+from ingot.testing.reference.float_entropy import RANS_LEAST, STREAMS, decode_huffman, encode_huffman, spread
+from ingot.testing.reference.frequencies import frequencies, frequency_table, log2_fixed, read_frequencies
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAME, WHOLE, SPARSE, DENSE = range(4)
-MODES = ("same", "whole", "sparse", "dense")
+SAME, WHOLE, SPARSE, DENSE, DENSE_RANS = range(5)
+MODES = ("same", "whole", "sparse", "dense", "dense by rANS")
 RAW, CONSTANT, HUFFMAN = range(3)
 SCALE_BITS, CONTEXTS, FAR = 11, 16, 255
 SCALE = 1 << SCALE_BITS
@@ -254,10 +248,12 @@ def encode_dense(element: Element, bins: list[int], differences: list[int]) -> D
         held += count
     tables = [frequencies(group.counts, SCALE_BITS) for group in groups]
     contexts = [sum(group.bin <= bin for group in groups[1:]) for bin in bins]
-    head = bytes((DENSE, len(groups) - 1)) + bytes(group.bin for group in groups[1:])
-    data = head + b"".join(map(frequency_table, tables)) + encode_streams(symbols, contexts, tables)
+    ranged = len(symbols) >= RANS_LEAST
+    head = bytes((DENSE_RANS if ranged else DENSE, len(groups) - 1)) + bytes(group.bin for group in groups[1:])
+    data = head + b"".join(map(frequency_table, tables))
+    data += rans.encode(symbols, tables, contexts, SCALE_BITS) if ranged else encode_streams(symbols, contexts, tables)
     cost = sum(group.cost for group in groups)
-    planned = 2 + len(groups) + 5 * STREAMS + -(-cost // (1 << 15)) + -(-held // 8)
+    planned = 2 + len(groups) + (rans.HEAD if ranged else 5 * STREAMS) + -(-cost // (1 << 15)) + -(-held // 8)
     return Dense(planned, data + rest.to_bytes(-(-held // 8), "little"))
 
 
@@ -286,44 +282,45 @@ def encode_streams(symbols: list[int], contexts: list[int], tables: list[list[in
     return heads + b"".join(streams)
 
 
-def read_table(data: bytes, at: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Return symbol, bits to read and what they are added to, for every state; and where the table ends."""
-    value, last = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 2 : at + 4], "little")
-    at, freq = at + 4, [0] * (last + 1)
-    while value <= last:
-        freq[value] = data[at] if data[at] < 128 else (data[at] & 127) << 8 | data[at + 1]
-        at += 1 + (data[at] >= 128)
-        value += 1
-        if not freq[value - 1]:
-            value += data[at]
-            at += 1
-    rows = []
+def decode_streams(data: bytes, at: int, contexts: list[int], tables: list[list[int]]) -> tuple[list[int], int]:
+    """Return the symbols of four streams and where these end."""
+    rows = [states_of(table) for table in tables]
+    n = len(contexts)
+    symbols, begin = [0] * n, at + 5 * STREAMS
+    for s in range(STREAMS):
+        head, size = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 2 : at + 5], "little")
+        stream, state = int.from_bytes(data[begin : begin + size], "little") >> (head >> 13), head & 0x1FFF
+        for i in range(s, n, STREAMS):
+            symbols[i], bits, start = rows[contexts[i]][state]
+            state = start + (stream & (1 << bits) - 1)
+            stream >>= bits
+        assert state == 0
+        assert stream == 0
+        at, begin = at + 5, begin + size
+    return symbols, begin
+
+
+def states_of(table: list[int]) -> list[tuple[int, int, int]]:
+    """Return symbol, bits to read and what they are added to, for every state."""
+    freq, rows = list(table), []
     for symbol in spread(freq, SCALE_BITS):
         bits = SCALE_BITS + 1 - freq[symbol].bit_length()
         rows.append((symbol, bits, (freq[symbol] << bits) - SCALE))
         freq[symbol] += 1
-    return rows, at
+    return rows
 
 
 def decode_dense(element: Element, data: bytes, base: list[int]) -> list[int]:
     more = data[1]
     firsts, at, tables = data[2 : 2 + more], 2 + more, []
     for _ in range(more + 1):
-        table, at = read_table(data, at)
+        table, at = read_frequencies(data, at)
         tables.append(table)
-    n = len(base)
-    symbols, begin = [0] * n, at + 5 * STREAMS
-    for s in range(STREAMS):
-        head, size = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 2 : at + 5], "little")
-        stream, state = int.from_bytes(data[begin : begin + size], "little") >> (head >> 13), head & 0x1FFF
-        for i in range(s, n, STREAMS):
-            context = sum(first <= element.bin(base[i]) for first in firsts)
-            symbols[i], bits, start = tables[context][state]
-            state = start + (stream & (1 << bits) - 1)
-            stream >>= bits
-        assert state == 0
-        assert stream == 0
-        at, begin = at + 5, begin + size
+    contexts = [sum(first <= element.bin(word) for first in firsts) for word in base]
+    if data[0] == DENSE_RANS:
+        symbols, begin = rans.decode(data, at, tables, contexts, SCALE_BITS)
+    else:
+        symbols, begin = decode_streams(data, at, contexts, tables)
     rest, out = int.from_bytes(data[begin:], "little"), []
     for symbol in symbols:
         count = element.open_bits(symbol)

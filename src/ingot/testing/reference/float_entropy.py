@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ingot.testing.reference import rans
+from ingot.testing.reference.frequencies import frequencies, frequency_table, ideal_bytes, read_frequencies
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RAW, CONSTANT, HUFFMAN, ANS, JOINT = range(5)
+RAW, CONSTANT, HUFFMAN, ANS, JOINT, RANS, JOINT_RANS = range(7)
 STREAMS, LIMIT, SCALE_BITS, DISTINCT, SIX_BLOCK = 4, 12, 13, 256, 1024
+RANS_BITS, RANS_LEAST, RANS_DISTINCT = 12, 1 << 16, 128
 SCALE = 1 << SCALE_BITS
 
 
@@ -160,58 +164,6 @@ def decode_huffman(data: bytes, n: int) -> tuple[Array, int]:
 # ANS.
 
 
-def log2_fixed(value: int) -> int:
-    """Return log2 with 12 fractional bits, truncated."""
-    whole = value.bit_length() - 1
-    mantissa = value << 31 - whole if whole <= 31 else value >> whole - 31
-    for _ in range(12):
-        mantissa = mantissa * mantissa >> 31
-        bit = mantissa >> 32
-        mantissa >>= bit
-        whole = whole << 1 | bit
-    return whole
-
-
-def ideal_bytes(counts: Sequence[int]) -> int:
-    total = sum(counts)
-    bits = sum(count * (log2_fixed(total) - log2_fixed(count)) for count in counts if count)
-    return -(-bits // (8 << 12))
-
-
-def frequencies(counts: Sequence[int], bits: int = SCALE_BITS) -> list[int]:
-    """Scale counts to a sum of ``2**bits``: nearest, at least 1; the rest goes round by falling counts."""
-    total, scale = sum(counts), 1 << bits
-    freq = [max(1, (count * scale + total // 2) // total) if count else 0 for count in counts]
-    order = sorted((-count, value) for value, count in enumerate(counts) if count)
-    left, i = scale - sum(freq), 0
-    while left:
-        value = order[i % len(order)][1]
-        i += 1
-        if left < 0 and freq[value] == 1:
-            continue
-        step = 1 if left > 0 else -1
-        freq[value] += step
-        left -= step
-    return freq
-
-
-def frequency_table(freq: Sequence[int]) -> bytes:
-    present = [value for value, count in enumerate(freq) if count]
-    out = present[0].to_bytes(2, "little") + present[-1].to_bytes(2, "little")
-    value = present[0]
-    while value <= present[-1]:
-        if freq[value]:
-            out += freq[value].to_bytes(1, "big") if freq[value] < 128 else (0x8000 | freq[value]).to_bytes(2, "big")
-            value += 1
-            continue
-        run = 1
-        while run < 256 and not freq[value + run]:
-            run += 1
-        out += bytes((0, run - 1))
-        value += run
-    return out
-
-
 def spread(freq: Sequence[int], bits: int = SCALE_BITS) -> list[int]:
     """Return the symbol of every one of ``2**bits`` states."""
     scale = 1 << bits
@@ -221,6 +173,11 @@ def spread(freq: Sequence[int], bits: int = SCALE_BITS) -> list[int]:
             symbols[at] = symbol
             at = (at + (scale >> 1) + (scale >> 3) + 3) % scale
     return symbols
+
+
+def by_rans(counts: Sequence[int]) -> bool:
+    """Whether a chunk is large enough, and its symbols few enough, for rANS."""
+    return sum(counts) >= RANS_LEAST and sum(map(bool, counts)) <= RANS_DISTINCT
 
 
 def encode_ans(symbols: Array, counts: Sequence[int]) -> bytes:
@@ -247,17 +204,16 @@ def encode_ans(symbols: Array, counts: Sequence[int]) -> bytes:
     return frequency_table(freq) + heads + b"".join(streams)
 
 
+def decode_rans(data: bytes, n: int) -> tuple[Array, int]:
+    """Return the symbols and how many bytes they took."""
+    freq, at = read_frequencies(data)
+    symbols, at = rans.decode(data, at, [freq], [0] * n, RANS_BITS)
+    return np.array(symbols, np.uint16), at
+
+
 def decode_ans(data: bytes, n: int) -> tuple[Array, int]:
     """Return the symbols and how many bytes they took."""
-    value, last, at = int.from_bytes(data[:2], "little"), int.from_bytes(data[2:4], "little"), 4
-    freq = [0] * (last + 1)
-    while value <= last:
-        freq[value] = data[at] if data[at] < 128 else (data[at] & 127) << 8 | data[at + 1]
-        at += 1 + (data[at] >= 128)
-        value += 1
-        if not freq[value - 1]:
-            value += data[at]
-            at += 1
+    freq, at = read_frequencies(data)
     seen, rows = list(freq), []
     for symbol in spread(freq):
         bits = SCALE_BITS + 1 - seen[symbol].bit_length()
@@ -279,6 +235,14 @@ def decode_ans(data: bytes, n: int) -> tuple[Array, int]:
     return out, begin
 
 
+DECODERS = {
+    HUFFMAN: decode_huffman,
+    ANS: decode_ans,
+    JOINT: decode_ans,
+    RANS: decode_rans,
+    JOINT_RANS: decode_rans,
+}
+
 # Chunks.
 
 
@@ -298,6 +262,14 @@ def promises(plane: Array, part: int) -> bool:
     return ideal_bytes(counts_of(runs.reshape(-1), 256)) <= runs.size - runs.size // part
 
 
+def coded_size(counts: Sequence[int]) -> int:
+    """What a plane or two take as planned: by rANS, where that is chosen, else by ANS."""
+    if not by_rans(counts):
+        return len(frequency_table(frequencies(counts))) + 5 * STREAMS + ideal_bytes(counts)
+    freq = frequencies(counts, RANS_BITS)
+    return len(frequency_table(freq)) + rans.HEAD + rans.coded_bytes(counts, freq, RANS_BITS)
+
+
 def choose(plane: Array, max: bool, sampled: bool) -> Chosen:
     n, part = plane.size, 64 if max else 16
     if sampled and not promises(plane, part):
@@ -311,39 +283,46 @@ def choose(plane: Array, max: bool, sampled: bool) -> Chosen:
     if huffman < n - margin:
         best = Chosen(HUFFMAN, huffman)
     if max:
-        size = ans_size(counts)
+        size = coded_size(counts)
         if size < best.planned - (margin if best.mode == RAW else 0):
-            best = Chosen(ANS, size)
+            best = Chosen(RANS if by_rans(counts) else ANS, size)
     return best
 
 
-def ans_size(counts: Sequence[int]) -> int:
-    return len(frequency_table(frequencies(counts))) + 5 * STREAMS + ideal_bytes(counts)
-
-
 def payload(plane: Array, chosen: Chosen) -> tuple[int, bytes]:
-    """Return mode and bytes; ANS that comes out larger than the plane gives way."""
-    if chosen.mode == ANS:
-        data = encode_ans(plane, counts_of(plane, 256))
+    """Return mode and bytes; ANS or rANS that comes out larger than the plane gives way."""
+    if chosen.mode in (ANS, RANS):
+        data = encode_symbols(plane, counts_of(plane, 256))
         if len(data) <= plane.size:
-            return ANS, data
+            return chosen.mode, data
         return RAW, plane.tobytes()
     if chosen.mode == HUFFMAN:
         return HUFFMAN, encode_huffman(plane)
     return chosen.mode, plane[:1].tobytes() if chosen.mode == CONSTANT else plane.tobytes()
 
 
-def encode_joint(planes: Sequence[Array]) -> bytes | None:
-    """Return the payload of the two upper planes coded jointly, None where that does not pay."""
+def encode_symbols(symbols: Array, counts: Sequence[int]) -> bytes:
+    """Code by rANS where that is chosen, else by ANS."""
+    if not by_rans(counts):
+        return encode_ans(symbols, counts)
+    freq = frequencies(counts, RANS_BITS)
+    return frequency_table(freq) + rans.encode(symbols.tolist(), [freq], [0] * symbols.size, RANS_BITS)
+
+
+def encode_joint(planes: Sequence[Array]) -> tuple[int, bytes] | None:
+    """Return mode and payload of the two upper planes coded jointly, None where that does not pay."""
     n = planes[0].size
     symbols = planes[0].astype(np.uint16) << 2 | planes[1] >> 6
     counts = counts_of(symbols, 1024)
-    apart = choose(planes[1], True, True).planned + choose(planes[0], True, False).planned
-    six = pack_six(planes[1])
-    if sum(map(bool, counts)) > DISTINCT or len(six) + ans_size(counts) >= min(apart, 2 * n + 1):
+    if sum(map(bool, counts)) > DISTINCT:
         return None
-    data = six + encode_ans(symbols, counts)
-    return data if len(data) <= 2 * n else None
+    apart = choose(planes[1], True, True).planned
+    apart += coded_size(counts_of(planes[0], 256)) if by_rans(counts) else choose(planes[0], True, False).planned
+    six = pack_six(planes[1])
+    if len(six) + coded_size(counts) >= min(apart, 2 * n):
+        return None
+    data = six + encode_symbols(symbols, counts)
+    return (JOINT_RANS if by_rans(counts) else JOINT, data) if len(data) <= 2 * n else None
 
 
 def encode_chunk(words: Array, max: bool, joint: bool) -> bytes:
@@ -353,7 +332,7 @@ def encode_chunk(words: Array, max: bool, joint: bool) -> bytes:
     if max and joint:
         both = encode_joint(planes)
         if both is not None:
-            modes, data = bytes((JOINT, JOINT)), both
+            modes, data = bytes((both[0], both[0])), both[1]
     for k in range(len(modes), len(planes)):
         mode, piece = payload(planes[k], choose(planes[k], max, k != 0))
         modes, data = modes + bytes((mode,)), data + piece
@@ -366,14 +345,14 @@ def decode_chunk(data: bytes, n: int, width: int) -> Array:
     planes: list[Array] = []
     while len(planes) < width:
         mode = modes[len(planes)]
-        if mode == JOINT:
+        if mode in (JOINT, JOINT_RANS):
             six_bytes = n // SIX_BLOCK * (SIX_BLOCK // 4 * 3) + -(-(n % SIX_BLOCK) // 4) * 3
             six = unpack_six(data[at : at + six_bytes], n)
             at += six_bytes
-            symbols, size = decode_ans(data[at:], n)
+            symbols, size = DECODERS[mode](data[at:], n)
             planes += [(symbols >> 2).astype(np.uint8), (six | (symbols << 6)).astype(np.uint8)]
-        elif mode in (HUFFMAN, ANS):
-            values, size = decode_huffman(data[at:], n) if mode == HUFFMAN else decode_ans(data[at:], n)
+        elif mode in DECODERS:
+            values, size = DECODERS[mode](data[at:], n)
             planes.append(values.astype(np.uint8))
         else:
             size = n if mode == RAW else 1

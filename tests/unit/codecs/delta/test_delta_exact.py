@@ -276,7 +276,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     "changes",
     [
         {"codec_version": None},
-        {"codec_version": 2},
+        {"codec_version": 3},
         {"codec_version": True},
         {"chunk": 0},
         {"chunk": -256},

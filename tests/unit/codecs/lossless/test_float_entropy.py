@@ -172,7 +172,7 @@ def small(**changes: Any) -> Tensor:
     "changes",
     [
         {"codec_version": None},
-        {"codec_version": 2},
+        {"codec_version": 3},
         {"codec_version": True},
         {"level": "best"},
         {"level": ["fast"]},

@@ -1,0 +1,161 @@
+// Differences of elements of two bytes, many of them at a time: symbols and open bits to words. Once per instruction set, with AVX-512.
+#pragma once
+#include "kernels/delta.h"
+#include "kernels/entropy_rans_read.h"
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+// Bits that symbols leave open, one after the other, lowest first. Reads stay inside of the bytes whatever is asked for; what was
+// asked for is compared with what there is at the end.
+struct OpenBits {
+  const Byte* p;  // at least eight bytes
+  std::size_t size;
+  std::size_t at;
+
+  // Whether the next `bits` bits are there, and eight bytes behind each of them.
+  bool has(std::size_t bits) const { return (at + bits) / 8 + 8 <= size; }
+
+  // The next 57 bits or more. `kThere`: they were asked for.
+  template <bool kThere>
+  std::uint64_t ahead() const {
+    const std::size_t byte = kThere ? at >> 3 : least(at >> 3, size < 8 ? 0 : size - 8);
+    return load_le<std::uint64_t>(p + byte) >> ((at - 8 * byte) & 63);
+  }
+
+  template <bool kThere>
+  std::uint64_t next(unsigned count) {
+    const std::uint64_t word = ahead<kThere>();
+    at += count;
+    return word & ~(~std::uint64_t{0} << count);
+  }
+
+  // Whether the last bit was in the last byte, and unused bits are 0.
+  bool ended() const {
+    const std::size_t unused = 8 * size - at;
+    return at <= 8 * size && unused < 8 && (unused == 0 || p[size - 1] >> (8 - unused) == 0);
+  }
+};
+
+#if defined(__AVX512BW__)
+constexpr std::size_t kLanes = 32;  // words of a register
+
+// Applies 32 elements. What symbols mean is computed, where their open bits begin is summed up, and these, which are 416 at most, are
+// taken from one look ahead of 64 bytes.
+template <class Kind>
+inline __m512i apply_thirty_two(__m512i symbols, const Byte* bits, std::size_t& at, __m512i old) {
+  constexpr short places = 2 * static_cast<short>(kClasses<Kind>);
+  const __m512i before = _mm512_inserti64x4(_mm512_set1_epi16(7), _mm256_set1_epi16(23), 1);  // the last word of 16 bytes before
+  const __m512i one = _mm512_set1_epi16(1), all = _mm512_set1_epi16(-1), sixteen = _mm512_set1_epi16(16);
+  const __mmask32 turns = Kind::kLow == 2 ? _mm512_cmpge_epu16_mask(symbols, _mm512_set1_epi16(places)) : 0;
+  const __m512i same = _mm512_mask_sub_epi16(symbols, turns, symbols, _mm512_set1_epi16(places));
+  const __m512i found = _mm512_srli_epi16(same, 1), count = _mm512_subs_epu16(_mm512_srli_epi16(found, 1), one);
+  // Where the bits of the next element begin: sums of 2, 4 and 8 neighbours, then of what lies in 16 bytes before, and in 32.
+  __m512i behind = _mm512_add_epi16(count, _mm512_bslli_epi128(count, 2));
+  behind = _mm512_add_epi16(behind, _mm512_bslli_epi128(behind, 4));
+  behind = _mm512_add_epi16(behind, _mm512_bslli_epi128(behind, 8));
+  behind = _mm512_add_epi16(behind, _mm512_maskz_permutexvar_epi16(0xff00ff00, before, behind));
+  behind = _mm512_add_epi16(behind, _mm512_maskz_permutexvar_epi16(0xffff0000, _mm512_set1_epi16(15), behind));
+  const __m512i first = _mm512_add_epi16(_mm512_sub_epi16(behind, count), _mm512_set1_epi16(static_cast<short>(at & 7)));
+  const __m512i ahead = _mm512_loadu_si512(bits + (at >> 3)), word = _mm512_srli_epi16(first, 4);
+  const __m512i skip = _mm512_and_si512(first, _mm512_set1_epi16(15));
+  at += static_cast<std::size_t>(_mm_extract_epi16(_mm512_extracti32x4_epi32(behind, 3), 7));
+  const __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(word, ahead), skip);
+  const __m512i high = _mm512_sllv_epi16(_mm512_permutexvar_epi16(_mm512_add_epi16(word, one), ahead), _mm512_sub_epi16(sixteen, skip));
+  const __m512i rest = _mm512_andnot_si512(_mm512_sllv_epi16(all, count), _mm512_or_si512(low, high));
+  const __m512i top = _mm512_or_si512(_mm512_and_si512(found, one), _mm512_set1_epi16(2));
+  const __mmask32 small = _mm512_cmplt_epu16_mask(found, _mm512_set1_epi16(2)), down = _mm512_test_epi16_mask(same, one);
+  const __m512i large = _mm512_or_si512(_mm512_sllv_epi16(top, count), rest);
+  const __m512i magnitude = _mm512_mask_mov_epi16(large, small, found);
+  const __m512i change = _mm512_mask_sub_epi16(magnitude, down, all, magnitude);
+  const __m512i sum = _mm512_add_epi16(old, change), sign = _mm512_set1_epi16(-0x8000);
+  if constexpr (Kind::kLow == 1) return sum;
+  const __m512i signs = _mm512_mask_sub_epi16(old, turns, old, sign);
+  return _mm512_or_si512(_mm512_andnot_si512(sign, sum), _mm512_and_si512(sign, signs));
+}
+
+// Applies elements, 32 at a time, as long as there are bits ahead; returns how many.
+template <class Kind>
+inline std::size_t apply_lanes(const std::uint16_t* symbols, OpenBits& open, std::size_t n, const std::uint16_t* base,
+                               std::uint16_t* out) {
+  std::size_t i = 0, at = open.at;
+  for (; i + kLanes <= n && (at >> 3) + sizeof(__m512i) <= open.size; i += kLanes)
+    _mm512_storeu_si512(out + i, apply_thirty_two<Kind>(_mm512_loadu_si512(symbols + i), open.p, at, _mm512_loadu_si512(base + i)));
+  open.at = at;
+  return i;
+}
+
+// Where the table of each bin begins. `kNear`: the bins at which tables change are so near that two registers hold all from the first
+// one on; else eight do.
+template <bool kNear>
+struct ContextLanes {
+  static constexpr std::size_t kParts = kNear ? 2 : 8;
+  __m512i part[kParts], first;
+
+  // `at` is for all bins; those below `start` and those from start + 63 on are as their neighbours.
+  ContextLanes(const std::uint16_t* at, std::size_t start) : first(_mm512_set1_epi16(static_cast<short>(start))) {
+    for (std::size_t k = 0; k < kParts; ++k) part[k] = _mm512_loadu_si512(at + start + kLanes * k);
+  }
+  __m512i find(__m512i bins) const {
+    if constexpr (kNear) {
+      const __m512i near = _mm512_min_epu16(_mm512_subs_epu16(bins, first), _mm512_set1_epi16(63));
+      return _mm512_permutex2var_epi16(part[0], near, part[1]);
+    } else {
+      const __mmask32 second = _mm512_test_epi16_mask(bins, _mm512_set1_epi16(64));
+      const __mmask32 upper = _mm512_test_epi16_mask(bins, _mm512_set1_epi16(128));
+      const auto half = [&](std::size_t k) {
+        return _mm512_mask_blend_epi16(second, _mm512_permutex2var_epi16(part[k], bins, part[k + 1]),
+                                       _mm512_permutex2var_epi16(part[k + 2], bins, part[k + 3]));
+      };
+      return _mm512_mask_blend_epi16(upper, half(0), half(4));
+    }
+  }
+};
+
+// Decodes symbols by rANS and applies them at once, 32 at a time, as long as no end is near; returns how many.
+template <class Kind, bool kNear>
+[[gnu::noinline]] std::size_t apply_rounds(RansStream& s, const std::uint32_t* slots, const ContextLanes<kNear> contexts, int shift,
+                                           OpenBits& open, std::size_t have, const std::uint16_t* base, std::uint16_t* out) {
+  static_assert(kRansLanes == kLanes);
+  __m512i low = _mm512_load_si512(s.states), high = _mm512_load_si512(s.states + 16);
+  const __m512i magnitude = _mm512_set1_epi16(Kind::kLow == 2 ? 0x7fff : -1), byte = _mm512_set1_epi16(255);
+  const __m128i down = _mm_cvtsi32_si128(shift);
+  const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16,
+                                        14, 12, 10, 8, 6, 4, 2, 0);
+  constexpr std::size_t margin = sizeof(__m512i) + 2 * (kLanes * Kind::kBits / 8);
+  __m512i symbols = _mm512_setzero_si512(), held = symbols;  // decoded in the turn before, which leaves processors more to do at once
+  std::size_t i = 0, at = open.at;
+  bool ahead = true;
+  const auto apply = [&] { _mm512_storeu_si512(out + i - kLanes, apply_thirty_two<Kind>(symbols, open.p, at, held)); };
+  while (const std::size_t rounds = ahead ? s.rounds(have - i) : 0) {
+    const Byte* p = s.p;
+    std::size_t k = 0;
+    for (; k < rounds && (ahead = (at >> 3) + margin <= open.size); ++k, i += kLanes) {
+      const __m512i old = _mm512_loadu_si512(base + i);
+      const __m512i bins = _mm512_and_si512(_mm512_srl_epi16(_mm512_and_si512(old, magnitude), down), byte);
+      const __m512i tables = contexts.find(bins);
+      const __m512i below = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(tables));
+      const __m512i one = decode_sixteen<kDeltaScaleBits, false>(low, p, below, slots);
+      const __m512i above = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(tables, 1));
+      const __m512i two = decode_sixteen<kDeltaScaleBits, false>(high, p, above, slots);
+      if (i) apply();
+      symbols = _mm512_permutex2var_epi16(one, even, two);
+      held = old;
+    }
+    s.p = p;
+    s.at += k * kLanes;
+  }
+  if (i) apply();
+  _mm512_store_si512(s.states, low);
+  _mm512_store_si512(s.states + 16, high);
+  open.at = at;
+  return i;
+}
+#endif
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
