@@ -18,13 +18,12 @@ class _Bits:
     """A run of bytes read bit by bit, the lowest first."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
-        self._number, self._at, self._end = int.from_bytes(data, "little"), at, 8 * len(data)
+        self._data, self._at = data, at
 
     def take(self, count: int) -> int:
-        found = self._number >> self._at & (1 << count) - 1
-        self._at += count
-        assert self._at <= self._end
-        return found
+        start, self._at = self._at, self._at + count
+        assert self._at <= 8 * len(self._data)
+        return int.from_bytes(self._data[start >> 3 : self._at + 7 >> 3], "little") >> (start & 7) & (1 << count) - 1
 
 
 def _u24(data: bytes, at: int) -> int:

@@ -88,6 +88,19 @@ def test_params_and_parts_are_these() -> None:
     assert (encoder.step, encoder.single_chunk, encoder.lossless) == (1 << 17, False, True)
 
 
+def test_the_version_says_where_rans_may_be() -> None:
+    for shape, options, version in (
+        ((1 << 16,), {"level": "max"}, 2),
+        ((1 << 16,), {"level": "fast"}, 1),
+        (((1 << 16) - 1,), {"level": "max"}, 1),
+        ((1 << 18,), {"level": "max", "chunk": 1 << 15}, 1),
+    ):
+        assert CODEC.encoder(shape, "bf16", options).params["codec_version"] == version
+    tensor = encode_tensor(CODEC, weights((1 << 16,), "bf16"), {"level": "max"}, dtype="bf16")
+    assert tensor.params["codec_version"] == 2
+    assert bits(tensor.numpy()) == bits(weights((1 << 16,), "bf16"))
+
+
 @pytest.mark.parametrize("level", ["fast", "max"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_bit_pattern_survives(dtype: str, level: str) -> None:
