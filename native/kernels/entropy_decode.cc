@@ -58,15 +58,17 @@ struct First {
   HuffmanPlane huffman;
   const Byte* six;
   AnsStream streams[kStreams];
-  AnsTable<> table;
-  RansPlane rans;
+  union {  // by the mode: threads may have small stacks
+    AnsTable<> table;
+    RansPlane rans;
+  };
 
   bool joint() const { return mode == kJoint || mode == kJointRans; }
   bool coded() const { return mode == kHuffman || mode == kAns || mode == kRans || joint(); }
 };
 
 // Room for the other planes' tables.
-struct Tables {
+union Tables {
   AnsTable<> ans;
   RansPlane rans;
 };
