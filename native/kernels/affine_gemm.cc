@@ -22,7 +22,9 @@ class Rows {
  public:
   Rows(const GemmJob& job, std::size_t first, std::size_t last, GemmScratch& scratch)
       : job_(job), first_(first), rows_(last - first), units_((rows_ + kUnit - 1) / kUnit), s_(scratch),
-        per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock) {}
+        per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock) {
+    if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias_);
+  }
 
   void run() {
     for (std::size_t b = 0; b < job_.blocks; b += kGemmSpan) {
@@ -30,26 +32,34 @@ class Rows {
       load_scales(b / per_group_, (last - 1) / per_group_ + 1);
       for (std::size_t n = 0; n < units_; ++n) {
         fill_unit(job_, first_ + n * kUnit, b, last, s_);
-        for (std::size_t m = 0; m < job_.count; m += job_.tile) multiply(b, last, n, m);
+        multiply(b, last, n);
       }
     }
-    finish();
   }
 
  private:
-  // Blocks `b` to `last` of unit `n` and of the tile of x that begins at row `m`.
-  void multiply(std::size_t b, std::size_t last, std::size_t n, std::size_t m) {
-    const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
-    if (b == 0)  // totals are near when they are first added to
-      for (std::size_t i = 0; i < rows; ++i) std::memset(s_.totals + unit + i * kGemmRows, 0, kUnit * sizeof(float));
-    const auto* x = static_cast<const std::uint8_t*>(job_.packed) + place_of(job_, m, b) * (job_.mode >= GemmMode::tiles ? 2 : 4);
-    const Span span{reinterpret_cast<const float*>(x), s_.values, last - b, b % per_group_, per_group_, last == job_.blocks,
-                    s_.scales + n * kUnit, s_.zeros + n * kUnit, job_.sums ? job_.sums + b / per_group_ * kGemmCount + m : s_.totals,
-                    s_.products + unit, s_.totals + unit, job_.at.zero};
+  // Blocks `b` to `last` of unit `n` and of all rows of x, tile after tile. With the last block a tile is done, while its sums
+  // are near and the next one's products go on.
+  void multiply(std::size_t b, std::size_t last, std::size_t n) {
+    Span span{nullptr, s_.values, last - b, b % per_group_, per_group_, last == job_.blocks, s_.scales + n * kUnit,
+              s_.zeros + n * kUnit, nullptr, nullptr, nullptr, job_.at.zero};
+    for (std::size_t m = 0; m < job_.count; m += job_.tile) {
+      const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
+      if (b == 0)  // totals are near when they are first added to
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t v = 0; v < kUnit; v += kWidth) store_floats(s_.totals + unit + i * kGemmRows + v, Floats{});
+      const auto* packed = static_cast<const std::uint8_t*>(job_.packed);
+      const auto* x = reinterpret_cast<const float*>(packed + place_of(job_, m, b) * (job_.mode >= GemmMode::tiles ? 2 : 4));
+      const float* sums = job_.sums ? job_.sums + b / per_group_ * kGemmCount + m : s_.totals;
 #if INGOT_AMX
-    if (job_.mode == GemmMode::tiles) return amx_span(span, rows, s_.parts);
+      if (job_.mode == GemmMode::tiles) {
+        span.x = x, span.sums = sums, span.products = s_.products + unit, span.totals = s_.totals + unit;
+        amx_span(span, rows, s_.parts);
+      } else
 #endif
-    multiply_of(job_.mode, rows)(span);
+        multiply_of(job_.mode, rows)(span, x, sums, s_.products + unit, s_.totals + unit);
+      if (span.last) finish(m, rows, n * kUnit);
+    }
   }
 
   // Scales of the span's groups, which wait where a row has but one.
@@ -70,41 +80,52 @@ class Rows {
     }
     const std::size_t ahead = 64 / (type == Dtype::f32 ? 4 : 2), size = 64 / ahead, some = to - from;
     for (std::size_t n = 0; n < kGemmRows; n += kWidth) {
-      alignas(64) float found[kWidth][kGemmSpan + kWidth];
+      std::size_t places[kWidth];
       for (std::size_t i = 0; i < kWidth; ++i) {
-        const std::size_t row = n + i < rows_ ? n + i : rows_ - 1, place = (first_ + row) * job_.groups + from;
-        const auto* next = static_cast<const std::uint8_t*>(values) + (place + ahead) * size;
+        places[i] = (first_ + (n + i < rows_ ? n + i : rows_ - 1)) * job_.groups + from;
+        const auto* next = static_cast<const std::uint8_t*>(values) + (places[i] + ahead) * size;
         __builtin_prefetch(next + (from + ahead < job_.groups ? 0 : (kGemmRows - 1) * job_.groups * size), 0, 2);
-        load_floats_of(values, type, place, some, found[i]);
       }
-      for (std::size_t g = 0; g < some; g += kWidth) {
-        Words turned[kWidth];
-        for (std::size_t i = 0; i < kWidth; ++i) turned[i] = std::bit_cast<Words>(load_floats(found[i] + g));
-        transpose(turned);
-        for (std::size_t k = 0; k < kWidth && g + k < some; ++k)
-          store_floats(out + (g + k) * kGemmRows + n, std::bit_cast<Floats>(turned[k]));
+#if defined(__AVX512F__)
+      if (some == 8) {
+        turn_eights(values, type, places, out + n, kGemmRows);
+        continue;
       }
+#endif
+      turn_some(values, places, some, out + n);
     }
   }
 
-  void finish() const {
-    alignas(64) float bias[kGemmRows];
-    if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias);
-    for (std::size_t m = 0; m < job_.count; ++m) {
-      float* sums = s_.totals + m * kGemmRows;
-      fetch_output(m + 8);
+  void turn_some(const void* values, const std::size_t* places, std::size_t some, float* out) const {
+    alignas(64) float found[kWidth][kGemmSpan + kWidth];
+    for (std::size_t i = 0; i < kWidth; ++i) load_floats_of(values, job_.weights.scale_type, places[i], some, found[i]);
+    for (std::size_t g = 0; g < some; g += kWidth) {
+      Words turned[kWidth];
+      for (std::size_t i = 0; i < kWidth; ++i) turned[i] = std::bit_cast<Words>(load_floats(found[i] + g));
+      transpose(turned);
+      for (std::size_t k = 0; k < kWidth && g + k < some; ++k)
+        store_floats(out + (g + k) * kGemmRows, std::bit_cast<Floats>(turned[k]));
+    }
+  }
+
+  // Rows of x `m` on and rows of the unit that begins at `row`.
+  void finish(std::size_t m, std::size_t count, std::size_t row) {
+    const std::size_t held = rows_ - row < kUnit ? rows_ - row : kUnit;
+    for (std::size_t end = m + count; m < end; ++m) {
+      float* sums = s_.totals + m * kGemmRows + row;
+      fetch_output(m + count, row, held);
       if (job_.out.bias)
-        for (std::size_t row = 0; row < rows_; ++row) sums[row] += bias[row];
-      store_values(sums, rows_, job_.out, m * job_.at.rows + first_);
+        for (std::size_t k = 0; k < held; ++k) sums[k] += bias_[row + k];
+      store_values(sums, held, job_.out, m * job_.at.rows + first_ + row);
     }
   }
 
   // Rows of the output lie pages apart.
-  void fetch_output(std::size_t m) const {
+  void fetch_output(std::size_t m, std::size_t row, std::size_t held) const {
     const std::size_t size = job_.out.type == Dtype::f32 ? 4 : 2;
-    const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.at.rows + first_) * size;
+    const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.at.rows + first_ + row) * size;
     if (m < job_.count)
-      for (std::size_t line = 0; line < rows_ * size; line += 64) __builtin_prefetch(to + line, 1);
+      for (std::size_t line = 0; line < held * size; line += 64) __builtin_prefetch(to + line, 1);
   }
 
   const GemmJob& job_;
@@ -112,6 +133,7 @@ class Rows {
   GemmScratch& s_;
   const std::size_t per_group_;
   std::size_t from_ = std::size_t(-1);  // the first group of the scales at hand
+  alignas(64) float bias_[kGemmRows];
 };
 
 // The sum of a block's 32 values in the order of its products.

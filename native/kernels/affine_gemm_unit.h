@@ -140,8 +140,12 @@ inline void add_block(const Span& span, std::size_t v, const Floats (&sums)[kRow
     add_scaled<ZeroKind::offset, kAcross>(span, v, found, all);
 }
 
+// Where x and sums lie comes in registers: a span that was written in parts a moment ago, copied as a whole, would have to
+// wait until that has left the processor's queue of stores.
 template <class Way, std::size_t kRows>
-void multiply(Span span) {
+void multiply(const Span& unit, const float* x, const float* sums_of_x, float* products, float* totals) {
+  Span span = unit;
+  span.x = x, span.sums = sums_of_x, span.products = products, span.totals = totals;
   for (std::size_t b = 0; b < span.blocks; ++b) {
     const bool more = span.phase != 0, ends = ++span.phase == span.per_group || (span.last && b + 1 == span.blocks);
     for (std::size_t m = 0; m < kRows; ++m)  // the next tile's
@@ -157,7 +161,7 @@ void multiply(Span span) {
   }
 }
 
-using MultiplyFn = void (*)(Span);
+using MultiplyFn = void (*)(const Span&, const float*, const float*, float*, float*);
 
 template <class Way>
 MultiplyFn multiply_of_rows(std::size_t rows) {

@@ -17,6 +17,74 @@ inline Words interleave(const Words& a, const Words& b, std::index_sequence<kLan
   return __builtin_shufflevector(a, b, (kHalf * kWidth / 2 + kLane / 2 + (kLane % 2) * kWidth)...);
 }
 
+#if defined(__AVX512F__)
+// Of four vectors each: the four words of every quarter, one vector for each place. GCC 12 keeps all in registers if loops are
+// written like this.
+template <std::size_t kCount>
+inline void transpose_quarters(const __m512i (&rows)[kCount], __m512i (&fours)[kCount]) {
+  __m512i pairs[kCount];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kCount; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kCount; i += 4)
+    for (std::size_t k = 0; k < 2; ++k) {
+      fours[i + 2 * k] = _mm512_unpacklo_epi64(pairs[i + k], pairs[i + k + 2]);
+      fours[i + 2 * k + 1] = _mm512_unpackhi_epi64(pairs[i + k], pairs[i + k + 2]);
+    }
+}
+
+// rows[i][j] = rows[j][i].
+inline void transpose(Words (&rows)[kWidth]) {
+  __m512i from[kWidth], fours[kWidth];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kWidth; ++i) from[i] = std::bit_cast<__m512i>(rows[i]);
+  transpose_quarters(from, fours);
+#pragma GCC unroll 16
+  for (std::size_t k = 0; k < 4; ++k) {
+    const __m512i low = _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0x88);
+    const __m512i high = _mm512_shuffle_i32x4(fours[k + 8], fours[k + 12], 0x88);
+    const __m512i next = _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0xdd);
+    const __m512i last = _mm512_shuffle_i32x4(fours[k + 8], fours[k + 12], 0xdd);
+    rows[k] = std::bit_cast<Words>(_mm512_shuffle_i32x4(low, high, 0x88));
+    rows[k + 4] = std::bit_cast<Words>(_mm512_shuffle_i32x4(next, last, 0x88));
+    rows[k + 8] = std::bit_cast<Words>(_mm512_shuffle_i32x4(low, high, 0xdd));
+    rows[k + 12] = std::bit_cast<Words>(_mm512_shuffle_i32x4(next, last, 0xdd));
+  }
+}
+
+// Eight values of each of two rows, one beside the other.
+inline __m512i load_eights(const void* values, Dtype type, std::size_t first, std::size_t second) {
+  if (type == Dtype::f32) {
+    const auto* from = static_cast<const float*>(values);
+    return _mm512_castps_si512(
+        _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(from + first)), _mm256_loadu_ps(from + second), 1));
+  }
+  const auto* from = static_cast<const std::uint16_t*>(values);
+  const auto eight = [&](std::size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)); };
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(first)), eight(second), 1);
+  if (type == Dtype::f16) return _mm512_castps_si512(_mm512_cvtph_ps(both));
+  return _mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16);
+}
+
+// Eight values of each of sixteen rows, which begin at `places`, value by value; `stride` apart.
+inline void turn_eights(const void* values, Dtype type, const std::size_t* places, float* out, std::size_t stride) {
+  __m512i rows[8], fours[8];
+#pragma GCC unroll 8
+  for (std::size_t k = 0; k < 8; ++k) {
+    const std::size_t row = k / 4 * 8 + k % 4;
+    rows[k] = load_eights(values, type, places[row], places[row + 4]);
+  }
+  transpose_quarters(rows, fours);
+#pragma GCC unroll 4
+  for (std::size_t k = 0; k < 4; ++k) {
+    _mm512_store_si512(out + k * stride, _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0x88));
+    _mm512_store_si512(out + (k + 4) * stride, _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0xdd));
+  }
+}
+#else
 // rows[i][j] = rows[j][i].
 inline void transpose(Words (&rows)[kWidth]) {
   constexpr auto lanes = std::make_index_sequence<kWidth>{};
@@ -29,6 +97,7 @@ inline void transpose(Words (&rows)[kWidth]) {
     std::memcpy(rows, next, sizeof next);
   }
 }
+#endif
 
 // Code `kCode` of 32, which lie in `kBits` words.
 template <int kCode, int kBits, bool kSigned>
@@ -107,12 +176,17 @@ class PairTable {
 };
 #endif
 
-// Words of a row from byte `from` on; 0 past its end, and of rows past the last. What lies `ahead` is fetched, past the
-// row's end what a row has that is `kTaskRows` on: rows are too many at once for the processor to read ahead in each.
+// From byte `from` of a row, how far on lies what is fetched: `ahead`, past the row's end in the row that is `kTaskRows` on.
+// Rows are too many at once for the processor to read ahead in each.
+inline std::size_t ahead_of(const MatmulLayout& at, std::size_t from, std::size_t ahead) {
+  return ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes);
+}
+
+// Words of a row from byte `from` on; 0 past its end, and of rows past the last.
 inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t from, std::size_t ahead) {
   if (row >= at.rows || from >= at.row_bytes) return Words{};
   const std::uint8_t* codes = packed + row * at.row_bytes + from;
-  __builtin_prefetch(codes + ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes), 0, 2);
+  __builtin_prefetch(codes + ahead_of(at, from, ahead), 0, 2);
   if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
   alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
   std::memcpy(rest, codes, at.row_bytes - from);
@@ -122,9 +196,22 @@ inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::s
 // Words `first` to `last` of as many rows as a vector has lanes, word by word; rounded up to whole vectors.
 inline void turn_rows(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t first,
                       std::size_t last, std::size_t ahead, Words* turned) {
+  const bool all = row + kWidth <= at.rows;
   for (std::size_t w = first; w < last; w += kWidth, turned += kWidth) {
     Words rows[kWidth];
-    for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load_row(at, packed, row + i, w * 4, ahead);
+    if (all && w * 4 + kVectorBytes <= at.row_bytes) {
+      const std::uint8_t* codes = packed + row * at.row_bytes + w * 4;
+      const std::size_t next = ahead_of(at, w * 4, ahead);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC unroll 16  // rows stay in registers
+#endif
+      for (std::size_t i = 0; i < kWidth; ++i, codes += at.row_bytes) {
+        __builtin_prefetch(codes + next, 0, 2);
+        rows[i] = load_words(codes);
+      }
+    } else {
+      for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load_row(at, packed, row + i, w * 4, ahead);
+    }
     transpose(rows);
     std::memcpy(turned, rows, sizeof rows);
   }

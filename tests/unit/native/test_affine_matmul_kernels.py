@@ -71,7 +71,7 @@ def product_of_many(held: PackedMatrix, x: Array, bias: Array | None = None, wor
 
 @pytest.mark.parametrize("params", MANY, ids=str)
 def test_many_rows_equal_the_reference(params: AffineLayout) -> None:
-    shapes = ((1, 5, 1), (9, 67, 63), (34, 3, 257), (7, 65, 300))
+    shapes = ((1, 5, 1), (9, 67, 63), (34, 3, 257), (7, 65, 300), (13, 131, 560))
     for number, (count, rows, cols) in enumerate(shapes):
         for types in (("bf16", "f16"), ("f16", "f32"), ("f32", "bf16"))[number % 2 :: 2]:
             held = matrix(params, rows, cols, types[1], cols)
