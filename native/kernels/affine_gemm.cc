@@ -57,7 +57,7 @@ class Rows {
         amx_span(span, rows, s_.parts);
       } else
 #endif
-        multiply_of(job_.mode, rows)(span, x, sums, s_.products + unit, s_.totals + unit);
+        multiply_of(job_.mode, span.zero, rows)(span, x, sums, s_.products + unit, s_.totals + unit);
       if (span.last) finish(m, rows, n * kUnit);
     }
   }

@@ -101,7 +101,18 @@ struct Span {
   ZeroKind zero;
 };
 
-// total += s * P, s * (P - z * X) or s * P + z * X, of some vectors from `v` on; in the order of `sums`, row of x after row.
+// s * P, s * (P - z * X) or s * P + z * X.
+template <ZeroKind kZero>
+inline Floats scaled(const Floats& p, const Floats& scale, const Floats& zero, const float* sum) {
+  if constexpr (kZero == ZeroKind::none) {
+    return scale * p;
+  } else {
+    const Floats shift = zero * splat(*sum);
+    return kZero == ZeroKind::point ? scale * (p - shift) : scale * p + shift;
+  }
+}
+
+// Adds that to the totals, of some vectors from `v` on; in the order of `sums`, row of x after row.
 // Not a loop, so that they stay in registers.
 template <ZeroKind kZero, std::size_t kAcross, std::size_t... kSum>
 inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std::index_sequence<kSum...>) {
@@ -112,12 +123,7 @@ inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std:
     if constexpr (kZero != ZeroKind::none) zeros[i] = load_floats(span.zeros + (v + i) * kWidth);
   }
   const auto value = [&](const Floats& p, std::size_t m, std::size_t i) {
-    if constexpr (kZero == ZeroKind::none) {
-      return scales[i] * p;
-    } else {
-      const Floats shift = zeros[i] * splat(span.sums[m]);
-      return kZero == ZeroKind::point ? scales[i] * (p - shift) : scales[i] * p + shift;
-    }
+    return scaled<kZero>(p, scales[i], zeros[i], span.sums + m);
   };
   const auto add = [&](float* place, const Floats& more) { store_floats(place, load_floats(place) + more); };
   (add(totals + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, value(sums[kSum], kSum / kAcross, kSum % kAcross)), ...);
@@ -161,7 +167,54 @@ void multiply(const Span& unit, const float* x, const float* sums_of_x, float* p
   }
 }
 
+#if defined(__AVX512F__)
+// The same for pairs, one vector of the unit after the other: totals and the sums of the group at hand stay in registers, so
+// that groups of one block cost a multiplication and an addition each, and no more.
+template <std::size_t kRows, ZeroKind kZero>
+void multiply_pairs(const Span& unit, const float* x, const float* sums_of_x, float* products, float* totals) {
+  const bool adds = unit.last || unit.phase + unit.blocks >= unit.per_group;  // whether a group ends
+  for (std::size_t v = 0; v < kUnit; v += kWidth, products += kWidth, totals += kWidth) {
+    std::size_t phase = unit.phase;
+    const float *scales = unit.scales + v, *zeros = unit.zeros + v, *sums = sums_of_x, *q = unit.q + v, *here = x;
+    Floats held[kRows], total[kRows];
+#pragma GCC unroll 6
+    for (std::size_t m = 0; m < kRows; ++m) {
+      held[m] = phase ? load_floats(products + m * kGemmRows) : Floats{};
+      total[m] = adds ? load_floats(totals + m * kGemmRows) : Floats{};
+    }
+    for (std::size_t b = 0; b < unit.blocks; ++b, here += Pairs::kWords, q += Pairs::kWords * kUnit) {
+      if (v == 0)
+        for (std::size_t m = 0; m < kRows; ++m) __builtin_prefetch(here + (kRows + m) * kGemmSpan * Pairs::kWords);
+      Floats found[kRows][1];
+      Pairs::block(here, q, found);
+#pragma GCC unroll 6
+      for (std::size_t m = 0; m < kRows; ++m) held[m] = phase ? held[m] + found[m][0] : found[m][0];
+      if (++phase < unit.per_group && !(unit.last && b + 1 == unit.blocks)) continue;
+      const Floats scale = load_floats(scales), zero = kZero == ZeroKind::none ? Floats{} : load_floats(zeros);
+#pragma GCC unroll 6
+      for (std::size_t m = 0; m < kRows; ++m) total[m] += scaled<kZero>(held[m], scale, zero, sums + m);
+      phase = 0;
+      scales += kGemmRows, zeros += kGemmRows, sums += kGemmCount;
+    }
+#pragma GCC unroll 6
+    for (std::size_t m = 0; m < kRows; ++m) {
+      if (phase) store_floats(products + m * kGemmRows, held[m]);
+      if (adds) store_floats(totals + m * kGemmRows, total[m]);
+    }
+  }
+}
+#endif
+
 using MultiplyFn = void (*)(const Span&, const float*, const float*, float*, float*);
+
+#if defined(__AVX512F__)
+template <ZeroKind kZero>
+MultiplyFn multiply_pairs_of(std::size_t rows) {
+  constexpr MultiplyFn kAll[] = {multiply_pairs<1, kZero>, multiply_pairs<2, kZero>, multiply_pairs<3, kZero>,
+                                 multiply_pairs<4, kZero>, multiply_pairs<5, kZero>, multiply_pairs<6, kZero>};
+  return kAll[rows - 1];
+}
+#endif
 
 template <class Way>
 MultiplyFn multiply_of_rows(std::size_t rows) {
@@ -173,9 +226,11 @@ MultiplyFn multiply_of_rows(std::size_t rows) {
   return rows == 3 ? multiply<Way, 3> : rows == 2 ? multiply<Way, 2> : multiply<Way, 1>;
 }
 
-inline MultiplyFn multiply_of(GemmMode mode, std::size_t rows) {
+inline MultiplyFn multiply_of(GemmMode mode, [[maybe_unused]] ZeroKind zero, std::size_t rows) {
 #if defined(__AVX512F__)
-  if (mode == GemmMode::dots) return multiply_of_rows<Pairs>(rows);
+  if (mode == GemmMode::dots && zero == ZeroKind::none) return multiply_pairs_of<ZeroKind::none>(rows);
+  if (mode == GemmMode::dots && zero == ZeroKind::point) return multiply_pairs_of<ZeroKind::point>(rows);
+  if (mode == GemmMode::dots) return multiply_pairs_of<ZeroKind::offset>(rows);
 #endif
   return mode == GemmMode::plain ? multiply_of_rows<Columns<false>>(rows) : multiply_of_rows<Columns<true>>(rows);
 }
