@@ -189,6 +189,18 @@ inline void pack_block(const GemmJob& job, std::size_t first, std::size_t held, 
   std::memcpy(out, values, sizeof values);
 }
 
+// Rows of x one after the other. Where the span after the next goes is fetched: the processor does not foresee steps so wide.
+void pack_rows(const GemmJob& job, std::size_t from, std::size_t rows) {
+  const std::size_t cols = job.at.cols, size = job.mode == GemmMode::dots ? 2 : 4, block = kGemmBlock * size;
+  for (std::size_t m = from; m < from + rows; ++m)
+    for (std::size_t b = 0; b < job.blocks; ++b) {
+      const std::size_t span = b / kGemmSpan * kGemmSpan, left = cols - b * kGemmBlock;
+      auto* out = static_cast<std::uint8_t*>(job.packed) + place_of(job, m, span) * size + (b - span) * block;
+      if (b + 2 * kGemmSpan < job.blocks) __builtin_prefetch(out + 2 * job.count * kGemmSpan * block, 1);
+      pack_block(job, m * cols + b * kGemmBlock, left < kGemmBlock ? left : kGemmBlock, out);
+    }
+}
+
 // Magnitudes of values in 16 bits: the largest, and the smallest that is not 0.
 struct Range {
   std::uint32_t largest, least;
@@ -242,18 +254,12 @@ void gemm_pack(const GemmJob& job, std::size_t tile) {
   const std::size_t all = job.tile, from = tile * all, cols = job.at.cols;
   const std::size_t rows = job.count - from < all ? job.count - from : all;
   if (job.sums) sum_rows(job, from, from + rows);
+  if (job.mode != GemmMode::tiles) return pack_rows(job, from, rows);
   for (std::size_t b = 0; b < job.blocks; ++b) {
     const std::size_t held = cols - b * kGemmBlock < kGemmBlock ? cols - b * kGemmBlock : kGemmBlock;
     const std::size_t first = from * cols + b * kGemmBlock, span = b / kGemmSpan * kGemmSpan;
-    if (job.mode == GemmMode::tiles) {
-      auto* out = static_cast<std::uint16_t*>(job.packed) + place_of(job, from, span) + (b - span) * all * kGemmBlock;
-      pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows, all - rows, out);
-      continue;
-    }
-    const std::size_t size = job.mode == GemmMode::dots ? 2 : 4;
-    for (std::size_t m = 0; m < rows; ++m)
-      pack_block(job, first + m * cols, held,
-                 static_cast<std::uint8_t*>(job.packed) + (place_of(job, from + m, span) + (b - span) * kGemmBlock) * size);
+    auto* out = static_cast<std::uint16_t*>(job.packed) + place_of(job, from, span) + (b - span) * all * kGemmBlock;
+    pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows, all - rows, out);
   }
 }
 
