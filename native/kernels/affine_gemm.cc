@@ -114,11 +114,28 @@ class Rows {
     for (std::size_t end = m + count; m < end; ++m) {
       float* sums = s_.totals + m * kGemmRows + row;
       fetch_output(m + count, row, held);
+#if defined(__AVX512F__)
+      if (held == kUnit && job_.out.type == Dtype::bf16) {
+        finish_row(sums, row, static_cast<std::uint16_t*>(job_.out.values) + m * job_.at.rows + first_ + row);
+        continue;
+      }
+#endif
       if (job_.out.bias)
         for (std::size_t k = 0; k < held; ++k) sums[k] += bias_[row + k];
       store_values(sums, held, job_.out, m * job_.at.rows + first_ + row);
     }
   }
+
+#if defined(__AVX512F__)
+  // A whole unit in bf16, as `store_values` stores it.
+  void finish_row(const float* sums, std::size_t row, std::uint16_t* out) const {
+    for (std::size_t v = 0; v < kUnit; v += kWidth) {
+      Floats values = load_floats(sums + v);
+      if (job_.out.bias) values += load_floats(bias_ + row + v);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + v), store_sixteen<Dtype::bf16>(values));
+    }
+  }
+#endif
 
   // Rows of the output lie pages apart.
   void fetch_output(std::size_t m, std::size_t row, std::size_t held) const {
