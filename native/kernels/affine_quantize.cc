@@ -95,13 +95,11 @@ void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid
 
 // The grid of one group; its scale is infinite where the scale type has no room.
 template <Dtype kDtype>
-AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser) {
-  const AffineGrid first = chooser.whole(range.low, range.high);
-  if (!chooser.choice.search || chooser.flat(range.low, range.high)) return first;
-  Grids grids;
+AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser, Grids& grids) {
+  if (!chooser.choice.search || chooser.flat(range.low, range.high)) return chooser.whole(range.low, range.high);
   find_grids(chooser, range.low, range.high, grids);
-  const int best = best_of<kDtype>(in, n, range, grids, chooser.choice.offset);
-  return best < 0 ? first : grids.at(best);
+  const int best = chooser.choice.offset ? best_of<kDtype, true>(in, n, range, grids) : best_of<kDtype, false>(in, n, range, grids);
+  return best < 0 ? chooser.whole(range.low, range.high) : grids.at(best);
 }
 
 template <Dtype kDtype>
@@ -112,6 +110,7 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
   const auto* in = static_cast<const TypeOf<kDtype>*>(source);
   const std::size_t group = at.group < at.cols ? at.group : at.cols;
   Codes codes;
+  Grids grids;
   std::size_t index = 0;
   for (std::size_t row = 0; row < at.rows; ++row) {
     const auto* values = in + row * at.cols;
@@ -132,7 +131,7 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
             grid = chooser.limits(load_at(scales, choice.scale_type, index),
                                   zeros ? level_of_zero(load_at(zeros, choice.scale_type, index)) : 0);
           } else {
-            grid = choose<kDtype>(values + from, group_end - from, range, chooser);
+            grid = choose<kDtype>(values + from, group_end - from, range, chooser, grids);
             if (!is_finite(grid.scale)) return {AffineStatus::scale_overflow, element};
             store_at(scales, choice.scale_type, index, grid.scale);
             if (zeros) store_at(zeros, choice.scale_type, index, choice.offset ? grid.offset : grid.zero);
@@ -157,7 +156,7 @@ void row_errors(const AffineLayout& at, const AffineChoice& choice, const void* 
   for (std::size_t row = 0; row < at.rows; ++row) {
     float errors[kCandidates];
     const auto* in = static_cast<const TypeOf<kDtype>*>(source) + row * at.cols;
-    Trial<kDtype>(in, at.cols, grids, count).template run<false>(nullptr, errors);
+    Trial<kDtype>(in, at.cols, grids, count).template run<false>(kAllOf, errors);
     for (int k = 0; k < count; ++k) totals[k] += static_cast<double>(errors[k]);
   }
 }

@@ -1,96 +1,16 @@
 // The candidate for a group's scale that leaves the least squared error (spec/affine.md, "Quantizers"). Values are multiplied
 // by 1 / s, which is several times faster than dividing: the quotient is then wrong by less than two units in the last
 // place, and rounds to another integer only where it lies next to the middle of two. A group with such a value is divided
-// once more by that candidate, so that all sums are those of dividing.
+// once more by that candidate, so that all sums are those of dividing. Most candidates are out before (affine_screen.h).
 #pragma once
-#include "kernels/affine_choose.h"
-#include "kernels/float_vectors.h"
+#include <bit>
+
+#include "kernels/affine_screen.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kParts = kLanes / kWidth;
-// Candidates whose extremes alone leave more than the best are out. Sums of so many values err by less than kSure.
-constexpr std::size_t kPruned = std::size_t{1} << 16;
-constexpr float kSure = 0.99F;
-
-// All candidates, a number of each side by side.
-struct Grids {
-  alignas(64) float low[kCandidates], high[kCandidates], scale[kCandidates], zero[kCandidates], offset[kCandidates];
-
-  AffineGrid at(int k) const { return {low[k], high[k], scale[k], zero[k], offset[k]}; }
-  void set(int k, const AffineGrid& grid) {
-    low[k] = grid.low;
-    high[k] = grid.high;
-    scale[k] = grid.scale;
-    zero[k] = grid.zero;
-    offset[k] = grid.offset;
-  }
-};
-
-template <Dtype kDtype>
-inline void round_all(float* values) {
-  for (int k = 0; k < kCandidates; ++k) values[k] = Element<kDtype>::load(Element<kDtype>::store(values[k]));
-}
-
-inline void round_all(float* values, Dtype type) {
-  if (type == Dtype::f16) round_all<Dtype::f16>(values);
-  if (type == Dtype::bf16) round_all<Dtype::bf16>(values);
-}
-
-// The grids of a range shrunk by 1 - k / 32, towards its middle where there are offsets. The range holds more than one
-// value; scales are infinite where a type cannot hold them or the offset.
-inline void find_grids(const Chooser& chooser, float low, float high, Grids& to) {
-  const AffineChoice& choice = chooser.choice;
-  const float levels = static_cast<float>((1 << chooser.bits) - 1), least = chooser.least_scale();
-  const float most = chooser.symmetric_most(), magnitude = -low > high ? -low : high;
-  const AffineGrid plain = chooser.limits(1, 0);
-  alignas(64) float bottom[kCandidates];
-  for (int k = 0; k < kCandidates; ++k) {
-    const float shrink = static_cast<float>(32 - k) * 0x1p-5f;
-    const float off = (high - low) * (static_cast<float>(k) * 0x1p-6f);
-    bottom[k] = choice.offset ? low + off : low * shrink;
-    const float top = choice.offset ? high - off : high * shrink;
-    to.scale[k] = choice.symmetric ? magnitude * shrink / most : (top - bottom[k]) / levels;
-  }
-  round_all(to.scale, choice.scale_type);
-  for (int k = 0; k < kCandidates; ++k) {
-    to.scale[k] = to.scale[k] > 0 ? to.scale[k] : least;
-    to.low[k] = plain.low;
-    to.high[k] = plain.high;
-    to.zero[k] = plain.zero;
-    to.offset[k] = 0;
-  }
-  if (choice.offset) {
-    round_all(bottom, choice.scale_type);
-    for (int k = 0; k < kCandidates; ++k) {
-      to.low[k] = to.zero[k] = 0;
-      to.high[k] = levels;
-      to.offset[k] = bottom[k];
-      if (!is_finite(bottom[k])) to.scale[k] = std::bit_cast<float>(kInfinity);
-    }
-  } else if (!choice.symmetric) {
-    for (int k = 0; k < kCandidates; ++k) {
-      float zero = -bottom[k] / to.scale[k];
-      zero = zero < levels ? zero : levels;
-      zero = round_even(zero) + 0.0f - choice.shift;
-      to.zero[k] = zero;
-      to.low[k] = -(zero + choice.shift);
-      to.high[k] = levels - (zero + choice.shift);
-    }
-  }
-}
-
-// The squared error of one value by each candidate.
-inline void errors_of(float value, const Grids& grids, float* errors) {
-  for (int k = 0; k < kCandidates; ++k) {
-    float level = (value - grids.offset[k]) / grids.scale[k];
-    level = level > grids.low[k] ? level : grids.low[k];
-    level = level < grids.high[k] ? level : grids.high[k];
-    const float error = value - (grids.scale[k] * round_even(level) + grids.offset[k]);
-    errors[k] = error * error;
-  }
-}
 
 // (w - z) / s, ties to even, within the codes' limits; `farthest` is from integers, of all seen.
 template <bool kDivide>
@@ -147,17 +67,15 @@ class Trial {
     near_ = least > 0x1p-100F && most < 0x1p100F ? 0.5F - (widest + 1) * 0x1p-21F : 0;
   }
 
-  // errors[k] = sum of (w - s * (q - z))^2 in f32; infinite for candidates that `cut` times kSure puts behind the best.
+  // errors[k] = sum of (w - s * (q - z))^2 in f32; infinite for candidates with an infinite scale, or whose bit in `wanted` is 0.
   template <bool kOffset>
-  void run(const float* cut, float* errors) {
-    float best = std::bit_cast<float>(kInfinity);
+  void run(std::uint32_t wanted, float* errors) {
     for (int k = 0; k < count_; ++k) {
       errors[k] = std::bit_cast<float>(kInfinity);
-      if (!is_finite(grids_.scale[k]) || (cut && cut[k] * kSure > best)) continue;
+      if (!(wanted >> k & 1) || !is_finite(grids_.scale[k])) continue;
       Floats farthest{};
       if (near_ > 0) errors[k] = one<false, kOffset>(grids_.at(k), farthest);
       if (!(near_ > 0 && all_below(farthest, near_))) errors[k] = one<true, kOffset>(grids_.at(k), farthest);
-      best = errors[k] < best ? errors[k] : best;
     }
   }
 
@@ -205,18 +123,15 @@ class Trial {
 };
 
 // The first candidate of the least error, -1 where no scale is finite.
-template <Dtype kDtype>
-int best_of(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids, bool offset) {
-  alignas(64) float errors[kCandidates], cut[kCandidates], other[kCandidates];
-  errors_of(range.low, grids, cut);
-  errors_of(range.high, grids, other);
-  for (int k = 0; k < kCandidates; ++k) cut[k] += other[k];
-  Trial<kDtype> trial(in, n, grids, kCandidates);
-  const float* const bound = n <= kPruned ? cut : nullptr;
-  offset ? trial.template run<true>(bound, errors) : trial.template run<false>(bound, errors);
+template <Dtype kDtype, bool kOffset>
+int best_of(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids) {
+  const std::uint32_t left = Screen<kDtype, kOffset>(in, n, range, grids).run();
+  if (std::has_single_bit(left)) return std::countr_zero(left);
+  alignas(64) float errors[kCandidates];
+  Trial<kDtype>(in, n, grids, kCandidates).template run<kOffset>(left, errors);
   int best = -1;
   for (int k = 0; k < kCandidates; ++k)
-    if (is_finite(grids.scale[k]) && (best < 0 || errors[k] < errors[best])) best = k;
+    if (left >> k & 1 && is_finite(grids.scale[k]) && (best < 0 || errors[k] < errors[best])) best = k;
   return best;
 }
 

@@ -22,6 +22,16 @@ inline Floats load(const float* from) {
 }
 inline void store(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
 inline Floats all(float what) { return Floats{} + what; }
+// The same, but that -0 stays what it is: a move, where that is an addition.
+inline Floats copies(float what) {
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(what);
+#elif defined(__AVX__)
+  return _mm256_set1_ps(what);
+#else
+  return Floats{what, what, what, what};
+#endif
+}
 // Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction.
 #if defined(__AVX512F__)
 inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
@@ -48,6 +58,33 @@ inline bool all_below(Floats a, float limit) {
   bool found = true;
   for (std::size_t lane = 0; lane < kWidth; ++lane) found &= a[lane] < limit;
   return found;
+#endif
+}
+// A bit for each lane of `a` that is not above that of `b`, the first in the lowest.
+inline std::uint32_t none_above(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+#elif defined(__AVX__)
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LE_OQ)));
+#elif defined(__SSE2__)
+  return static_cast<std::uint32_t>(_mm_movemask_ps(_mm_cmple_ps(a, b)));
+#else
+  std::uint32_t found = 0;
+  for (std::size_t lane = 0; lane < kWidth; ++lane) found |= static_cast<std::uint32_t>(a[lane] <= b[lane]) << lane;
+  return found;
+#endif
+}
+// The least lane, none of which is NaN.
+inline float least_of(Floats a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_min_ps(a);
+#else
+  alignas(kVectorBytes) float lanes[kWidth];
+  store(lanes, a);
+  for (std::size_t width = kWidth / 2; width; width /= 2)
+    for (std::size_t lane = 0; lane < width; ++lane)
+      lanes[lane] = lanes[lane] < lanes[lane + width] ? lanes[lane] : lanes[lane + width];
+  return lanes[0];
 #endif
 }
 // sum + a * b. In one step where that product is `kExact`: rounded once either way.

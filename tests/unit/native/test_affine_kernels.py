@@ -232,6 +232,38 @@ def test_quotients_next_to_the_middle_of_two_codes(symmetric: bool, cols: int) -
                 check_quantize(values, "f32", grid, signed=symmetric, msb=False)
 
 
+@pytest.mark.parametrize("kind", ["levels", "signs", "one", "far", "outlier"])
+@pytest.mark.parametrize("power", [-120, -39, -12, 0, 39, 110])
+def test_candidates_that_are_nearly_as_good(kind: str, power: int) -> None:
+    """Errors that are equal, 0, or a few units apart, and scales and offsets of which a rough look says nothing."""
+    rng = np.random.default_rng(power + 200)
+    for cols, group in ((7, 3), (64, 64), (1000, 300)):
+        shape = (4, cols)
+        values = {
+            "levels": rng.integers(-8, 9, shape) / 8,
+            "signs": rng.choice([-1.0, 1.0], shape) * (1 + rng.integers(0, 2, shape) * 2.0**-20),
+            "one": np.where(np.arange(cols) % group == 1, 1.0, 0.0) * np.ones(shape),
+            "far": 1000 + rng.normal(0, 0.01, shape),
+            "outlier": rng.normal(0, 1, shape) * np.where(rng.random(shape) < 0.02, 40, 1),
+        }[kind]
+        values = np.ldexp(values, power).astype(np.float32)
+        for bits in (2, 4, 8):
+            for grid in (
+                Grid(bits, group, True, "f32", search=True),
+                Grid(bits, group, False, "bf16", search=True),
+                Grid(bits, group, False, "f32", search=True, offset=True),
+            ):
+                check_quantize(values, "f32", grid, signed=grid.symmetric, msb=False)
+
+
+def test_a_group_of_more_values_than_a_rough_look_is_for() -> None:
+    values = np.random.default_rng(3).normal(0, 1, (1, (1 << 16) + 5)).astype(np.float32)
+    for cols in ((1 << 16) + 5, 1 << 16):
+        for symmetric in (True, False):
+            grid = Grid(4, cols, symmetric, "f16", search=True)
+            check_quantize(np.ascontiguousarray(values[:, :cols]), "f32", grid, signed=symmetric, msb=False)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_first_value_that_is_not_finite_is_found(source: str) -> None:
     for cols, group in LAYOUTS:

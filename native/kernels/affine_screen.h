@@ -1,0 +1,135 @@
+// Which of a group's candidates may leave the least squared error (affine_search.h): their errors to about four digits, a
+// candidate a lane. Few are left then, one as a rule, and only these are measured to the last bit.
+//
+// Let X be the error as it is measured there and A that of here, in squares of the scale s; T at least the largest quotient of a
+// step and 1 more. Quotients of here are wrong by 2^-22 T at most. If both ways round one to the same integer, what is left differs
+// by that and by the rounding of s * q + z and of the difference there, 2^-22 T; if not, both are that near to 1/2. So magnitudes
+// differ by e = 2^-19 T at most, sqrt(X) and sqrt(A) by e sqrt(n) (the triangle inequality), and for any t between 0 and 1
+//   (1 - t) A - e^2 n / t <= X <= (1 + t) A + e^2 n (1 + 1 / t).
+// Sums of n squares in f32 are wrong by a share of 2^-24 for each addition to one of them. Nothing is rounded to 0 or infinity: scales
+// are neither small nor large.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "kernels/affine_grids.h"
+#include "kernels/float_vectors.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::uint32_t kAllOf = (1u << kCandidates) - 1;
+constexpr std::size_t kScreened = std::size_t{1} << 16;  // values, at most
+constexpr float kLeastScale = 0x1p-40F, kMostScale = 0x1p40F, kMostQuotient = 0x1p15F;
+
+// Errors by kWidth candidates.
+template <bool kOffset>
+class Side {
+ public:
+  Side(const Grids& grids, std::size_t first)
+      : scale(load(grids.scale + first)), by(1.0F / scale), offset(load(grids.offset + first)),
+        low_(load(grids.low + first) + kRound), high_(load(grids.high + first) + kRound) {}
+
+  // A block of values at most.
+  void add(const float* values, std::size_t n) {
+    Floats sums[2] = {};
+    std::size_t i = 0;
+    for (; i + 2 <= n; i += 2)
+      for (std::size_t j = 0; j < 2; ++j) sums[j] = add(sums[j], values[i + j]);
+    if (i < n) sums[0] = add(sums[0], values[i]);
+    total += sums[0] + sums[1];
+  }
+
+  Floats scale, by, offset, total{};
+
+ private:
+  // Floats about kRound are integers. Whether a product is rounded before something is added is all one here.
+  Floats add(Floats sum, float value) const {
+    const Floats from = kOffset ? copies(value) - offset : copies(value);
+    const Floats level = smaller(larger(plus_product<true>(all(kRound), from, by), low_), high_) - kRound;
+    const Floats left = plus_product<true>(level, from, -by);
+    return plus_product<true>(sum, left, left);
+  }
+
+  Floats low_, high_;
+};
+
+template <Dtype kDtype, bool kOffset>
+class Screen {
+ public:
+  Screen(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids)
+      : in_(in), n_(n), ends_{range.low, range.high}, grids_(grids) {}
+
+  // A bit for each candidate that may be the best, the first in the lowest.
+  std::uint32_t run() {
+    if (n_ > kScreened) return kAllOf;
+    if (n_ <= kBlock) load_block<kDtype>(in_, n_, block_);
+    std::uint32_t there[kPadded / kWidth] = {}, found = 0;
+    Floats least[kPadded / kWidth];
+    for (std::size_t i = 0; i * kWidth < kCandidates; ++i) {
+      Side<kOffset> side(grids_, i * kWidth);
+      if (!finite(side, there[i])) return kAllOf;
+      if (i) {  // what its two extremes leave may tell
+        Side<kOffset> two = side;
+        two.add(ends_, 2);
+        there[i] &= none_above(at_least(two), all(best_));
+        if (!there[i]) continue;
+      }
+      add_all(side);
+      least[i] = at_least(side);
+      best_ = std::min(best_, least_of(at_most(side)));
+    }
+    for (std::size_t i = 0; i * kWidth < kCandidates; ++i)
+      if (there[i]) found |= (there[i] & none_above(least[i], all(best_))) << (i * kWidth);
+    return found;
+  }
+
+ private:
+  void add_all(Side<kOffset>& side) {
+    for (std::size_t start = 0; start < n_; start += kBlock) {
+      const std::size_t size = n_ - start < kBlock ? n_ - start : kBlock;
+      if (n_ > kBlock) load_block<kDtype>(in_ + start, size, block_);
+      side.add(block_, size);
+    }
+  }
+
+  // Which candidates have a finite scale; false if nothing can be said of one that has.
+  bool finite(const Side<kOffset>& side, std::uint32_t& there) const {
+    there = none_above(side.scale, all(std::numeric_limits<float>::max()));
+    const std::uint32_t fine = none_above(all(kLeastScale), side.scale) & none_above(side.scale, all(kMostScale)) &
+                               none_above(quotient(side), all(kMostQuotient));
+    return !(there & ~fine);
+  }
+
+  // T above.
+  Floats quotient(const Side<kOffset>& side) const {
+    const float most = -ends_[0] > ends_[1] ? -ends_[0] : ends_[1];
+    return (most + magnitude(side.offset)) * side.by + 2;
+  }
+  // t above, 2^-13 or 2^-17 T, and what sums are wrong by.
+  Floats share(const Side<kOffset>& side) const {
+    const float n = static_cast<float>(n_);
+    return larger(quotient(side) * 0x1p-17F, all(0x1p-13F)) + (n * 0x1p-4F + n * 0x1p-8F + 160) * 0x1p-23F;
+  }
+  // e^2 n (1 + 1 / t).
+  Floats rest(const Side<kOffset>& side) const {
+    const Floats of = quotient(side), square = of * of;
+    return (square + smaller(square * 0x1p13F, of * 0x1p17F)) * (static_cast<float>(n_) * 0x1p-38F);
+  }
+  Floats at_least(const Side<kOffset>& side) const {
+    return (side.total * (1 - share(side)) - rest(side)) * (side.scale * side.scale);
+  }
+  Floats at_most(const Side<kOffset>& side) const {
+    return (side.total * (1 + share(side)) + rest(side)) * (side.scale * side.scale);
+  }
+
+  const TypeOf<kDtype>* in_;
+  std::size_t n_;
+  float ends_[2];
+  const Grids& grids_;
+  float best_ = std::numeric_limits<float>::infinity();
+  alignas(64) float block_[kBlock];
+};
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
