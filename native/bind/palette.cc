@@ -1,6 +1,7 @@
 #include "core/palette.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "bind/arrays.h"
@@ -71,35 +72,31 @@ std::size_t count(const InArray& values, std::string_view dtype, std::size_t col
 
 // The values of the bins, ascending, with their weights.
 struct Points {
-  std::vector<double> values, weights;
+  std::unique_ptr<double[]> values, weights;
+  std::size_t n = 0;
+
+  explicit Points(std::size_t most)
+      : values(std::make_unique_for_overwrite<double[]>(most)), weights(std::make_unique_for_overwrite<double[]>(most)) {}
 };
 
-// What all patterns of 16 bits stand for.
-std::vector<float> all_values(Dtype type) {
-  std::vector<std::uint16_t> bits(kBins);
-  for (std::size_t i = 0; i < kBins; ++i) bits[i] = static_cast<std::uint16_t>(i);
-  std::vector<float> values(kBins);
-  INGOT_KERNEL(cast)(bits.data(), type, kBins, values.data(), Dtype::f32);
-  return values;
-}
-
 Points points_of(const double* weights, const double* sums, Dtype type) {
-  static const std::vector<float> halves = all_values(Dtype::f16), brains = all_values(Dtype::bf16);
-  Points found;
   std::size_t there = 0;
   for (std::size_t i = 0; i < kBins; ++i) there += weights[i] > 0;
-  found.values.reserve(there);
-  found.weights.reserve(there);
+  Points found(there + 1);
+  if (!sums) {
+    found.n = INGOT_KERNEL(palette_points)(weights, type, found.values.get(), found.weights.get());
+    return found;
+  }
   for (std::size_t place = 0; place < kBins; ++place) {
     const std::size_t key = place < kBins / 2 ? kBins - 1 - place : place - kBins / 2;
     const double weight = weights[key];
     if (!(weight > 0)) continue;
-    const double value = sums ? sums[key] / weight : static_cast<double>((type == Dtype::f16 ? halves : brains)[key]);
-    if (!found.values.empty() && found.values.back() == value) {  // -0 and +0
-      found.weights.back() += weight;
+    const double value = sums[key] / weight;
+    if (found.n && found.values[found.n - 1] == value) {  // -0 and +0
+      found.weights[found.n - 1] += weight;
     } else {
-      found.values.push_back(value);
-      found.weights.push_back(weight);
+      found.values[found.n] = value;
+      found.weights[found.n++] = weight;
     }
   }
   return found;
@@ -114,17 +111,18 @@ std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums
   require(k >= 1 && k <= 256, "expected 1 to 256 centroids");
   nb::gil_scoped_release release;
   const Points points = points_of(weights.data(), sums ? sums->data() : nullptr, type);
-  const std::size_t n = points.values.size();
+  const std::size_t n = points.n;
   if (n == 0) return 0;
-  const double centre = points.values.front() / 2 + points.values.back() / 2;
+  const double centre = points.values[0] / 2 + points.values[n - 1] / 2;
   ingot::Prefix at;
   at.weight.reserve(n + 1);
   at.sum.reserve(n + 1);
   at.weight.push_back(0);
   at.sum.push_back(0);
+  double weight = 0, sum = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    at.weight.push_back(at.weight.back() + points.weights[i]);
-    at.sum.push_back(at.sum.back() + points.weights[i] * (points.values[i] - centre));
+    at.weight.push_back(weight += points.weights[i]);
+    at.sum.push_back(sum += points.weights[i] * (points.values[i] - centre));
   }
   const std::size_t runs = k < n ? k : n;
   const std::vector<std::size_t> bounds = layers ? ingot::kmeans1d_layers(at, runs) : ingot::kmeans1d(at, runs);

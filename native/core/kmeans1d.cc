@@ -4,6 +4,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
+
+#include "core/dispatch.h"
+#include "core/palette.h"
 
 namespace ingot {
 namespace {
@@ -11,80 +15,35 @@ namespace {
 constexpr std::size_t kCoarse = 1024;  // points of the first, rough search for the penalty
 constexpr int kTries = 128;
 
-// Least cost of a partition into any number of runs where each run costs `penalty` more. The squared error has the
-// quadrangle inequality, so that the best beginning of the last run never moves back: a queue of candidates, each with
-// the point from which on it is best, finds all of them in about O(n) (Galil, Park: "Dynamic programming with convexity,
-// concavity and sparsity", 1992, section 4).
+// Least cost of a partition into any number of runs where each run costs `penalty` more: native/kernels/palette_runs.cc.
 class Penalized {
  public:
   explicit Penalized(const Prefix& at)
-      : at_(at), n_(at.points()), best_(n_ + 1), from_(n_ + 1), runs_(n_ + 1), queue_(n_ + 1) {}
+      : at_(at), n_(at.points()), best_(std::make_unique_for_overwrite<double[]>(n_ + 1)),
+        from_(std::make_unique_for_overwrite<std::uint32_t[]>(n_ + 1)), queue_(std::make_unique_for_overwrite<PaletteStart[]>(n_)) {}
 
   // Returns the number of runs.
   std::size_t solve(double penalty) {
-    best_[0] = 0;
-    runs_[0] = 0;
-    std::size_t front = 0, back = 0;
-    queue_[0] = {0, 1};
-    for (std::size_t r = 1; r <= n_; ++r) {
-      while (front < back && queue_[front + 1].start <= r) ++front;
-      const std::uint32_t l = queue_[front].from;
-      best_[r] = value(l, r) + penalty;
-      from_[r] = l;
-      runs_[r] = runs_[l] + 1;
-      if (r < n_) insert(static_cast<std::uint32_t>(r), front, back);
-    }
-    return runs_[n_];
+    INGOT_KERNEL(palette_runs)({at_.weight.data(), at_.sum.data(), n_, best_.get(), from_.get(), queue_.get()}, penalty);
+    std::size_t runs = 0;
+    for (std::size_t r = n_; r > 0; r = from_[r]) ++runs;
+    return runs;
   }
 
   std::vector<std::size_t> bounds() const {
-    std::vector<std::size_t> found(runs_[n_] + 1);
-    std::size_t at = n_;
-    for (std::size_t i = runs_[n_]; i > 0; --i) {
-      found[i] = at;
-      at = from_[at];
-    }
-    found[0] = 0;
+    std::vector<std::size_t> found;
+    for (std::size_t r = n_; r > 0; r = from_[r]) found.push_back(r);
+    found.push_back(0);
+    std::reverse(found.begin(), found.end());
     return found;
   }
 
  private:
-  struct Candidate {
-    std::uint32_t from, start;
-  };
-
-  double value(std::size_t l, std::size_t r) const { return best_[l] + at_.cost(l, r); }
-  bool beats(std::uint32_t newer, std::uint32_t older, std::size_t r) const { return value(newer, r) < value(older, r); }
-
-  void insert(std::uint32_t l, std::size_t front, std::size_t& back) {
-    while (back > front && queue_[back].start >= l + 1 && beats(l, queue_[back].from, queue_[back].start)) --back;
-    // The newer one wins from some point on: near the beginning as a rule, so steps grow from there.
-    const std::uint32_t older = queue_[back].from;
-    std::size_t low = std::max<std::size_t>(queue_[back].start, l + 1), step = 1;
-    if (back == front && beats(l, older, low)) {
-      queue_[back] = {l, static_cast<std::uint32_t>(low)};
-      return;
-    }
-    std::size_t high = low;  // not won at low
-    while (true) {
-      high = std::min(low + step, n_);
-      if (high == low) return;  // never
-      if (beats(l, older, high)) break;
-      low = high;
-      step *= 2;
-    }
-    while (high - low > 1) {
-      const std::size_t middle = low + (high - low) / 2;
-      (beats(l, older, middle) ? high : low) = middle;
-    }
-    queue_[++back] = {l, static_cast<std::uint32_t>(high)};
-  }
-
   const Prefix& at_;
   std::size_t n_;
-  std::vector<double> best_;
-  std::vector<std::uint32_t> from_, runs_;
-  std::vector<Candidate> queue_;
+  std::unique_ptr<double[]> best_;
+  std::unique_ptr<std::uint32_t[]> from_;
+  std::unique_ptr<PaletteStart[]> queue_;
 };
 
 // Looks for a penalty whose partition has just `k` runs. Their number falls with the penalty, about as its third root
@@ -107,6 +66,8 @@ bool search(Penalized& problem, std::size_t k, double& penalty) {
 Prefix coarser(const Prefix& at, std::size_t step) {
   Prefix out;
   const std::size_t n = at.points();
+  out.weight.reserve(n / step + 2);
+  out.sum.reserve(n / step + 2);
   for (std::size_t i = 0; i < n; i += step) {
     out.weight.push_back(at.weight[i]);
     out.sum.push_back(at.sum[i]);

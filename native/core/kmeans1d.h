@@ -1,5 +1,5 @@
-// Exact one-dimensional k-means over weighted, sorted points (spec/palette.md, "Exact codebooks"). Compiled once: doubles
-// without contraction give the same result on every machine.
+// Exact one-dimensional k-means over weighted, sorted points (spec/palette.md, "Codebooks"). Doubles without contraction give the
+// same result on every machine.
 #pragma once
 #include <cstddef>
 #include <vector>

@@ -23,6 +23,22 @@ struct PalettePoints {
   int size;
 };
 
+// A candidate for the beginning of the last run, and the end from which on it is best.
+struct PaletteStart {
+  std::uint32_t from, start;
+};
+
+// Sorted points that are cut into runs: sums up to and without point i of weights, and of weights times values, and what is found
+// for the points before i: the least cost, and where the last run begins. All have n + 1 elements, but the queue n.
+struct PaletteRuns {
+  const double* weight;
+  const double* sum;
+  std::size_t n;  // at least 1
+  double* best;
+  std::uint32_t* from;
+  PaletteStart* queue;
+};
+
 // What is found for each point and centroid. `bounds` say how far from a point every centroid but that of its code lies
 // at least, `moved` how far any has gone since; both are 0 where nothing is known yet.
 struct PaletteFound {
