@@ -145,17 +145,18 @@ void assign(const InArray& values, std::string_view dtype, const InDoubles& thre
 using Points32 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 double nearest(const Points32& points, const Points32& centroids, const OutBytes& codes, const Doubles& sums,
-               const Doubles& counts, const std::optional<Out<float>>& bounds, float moved) {
+               const Doubles& counts, const std::optional<Out<float>>& bounds, float moved, bool moves) {
   const std::size_t size = points.shape(1), k = centroids.shape(0), n = points.shape(0);
   require((size == 2 || size == 4) && centroids.shape(1) == size, "expected points of 2 or 4 numbers, and centroids alike");
   require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
   require(codes.size() == n && (!bounds || bounds->size() == n), "expected a code per point, and a bound if any");
   require(moved >= 0, "expected a distance");
+  require(!moves || bounds, "expected bounds where points move");
   std::uint8_t most = 0;
   for (std::size_t i = 0; bounds && i < n; ++i) most = std::max(most, codes.data()[i]);
   require(most < k, "expected codes of centroids");
   const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
-  const ingot::PaletteFound found{codes.data(), bounds ? bounds->data() : nullptr, moved, sums.data(), counts.data()};
+  const ingot::PaletteFound found{codes.data(), bounds ? bounds->data() : nullptr, moved, sums.data(), counts.data(), moves};
   nb::gil_scoped_release release;
   return INGOT_KERNEL(palette_nearest)(at, centroids.data(), k, found);
 }
@@ -225,8 +226,9 @@ void bind_palette(nb::module_& m) {
         "How many thresholds lie below each value.");
   define(m, "palette_nearest", &nearest, array("points"), array("centroids"), array("codes"), array("sums"), array("counts"),
         maybe("bounds") = nb::none(), nb::arg("moved") = 0.0F,
+        nb::arg("moves") = false,
         "The nearest centroid of each point; adds to sums and counts; returns the squared error. With bounds, points whose "
-        "code cannot have changed since keep it.");
+        "code cannot have changed since keep it; where points move, sums and counts are those of the codes given.");
   define(m, "palette_spread", &spread, array("points"), array("draws"), array("chosen"),
         "Choose points one by one, each drawn by its squared distance from those before; the first is given.");
   define(m, "mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");

@@ -18,13 +18,13 @@ constexpr int kTries = 128;
 // Least cost of a partition into any number of runs where each run costs `penalty` more: native/kernels/palette_runs.cc.
 class Penalized {
  public:
-  explicit Penalized(const Prefix& at)
-      : at_(at), n_(at.points()), best_(std::make_unique_for_overwrite<double[]>(n_ + 1)),
+  Penalized(const Prefix& at, std::size_t k)
+      : at_(at), n_(at.points()), k_(k), best_(std::make_unique_for_overwrite<double[]>(n_ + 1)),
         from_(std::make_unique_for_overwrite<std::uint32_t[]>(n_ + 1)), queue_(std::make_unique_for_overwrite<PaletteStart[]>(n_)) {}
 
   // Returns the number of runs.
   std::size_t solve(double penalty) {
-    INGOT_KERNEL(palette_runs)({at_.weight.data(), at_.sum.data(), n_, best_.get(), from_.get(), queue_.get()}, penalty);
+    INGOT_KERNEL(palette_runs)({at_.weight.data(), at_.sum.data(), n_, best_.get(), from_.get(), queue_.get()}, penalty, k_);
     std::size_t runs = 0;
     for (std::size_t r = n_; r > 0; r = from_[r]) ++runs;
     return runs;
@@ -40,7 +40,7 @@ class Penalized {
 
  private:
   const Prefix& at_;
-  std::size_t n_;
+  std::size_t n_, k_;
   std::unique_ptr<double[]> best_;
   std::unique_ptr<std::uint32_t[]> from_;
   std::unique_ptr<PaletteStart[]> queue_;
@@ -143,11 +143,11 @@ std::vector<std::size_t> kmeans1d(const Prefix& at, std::size_t k) {
   const std::size_t step = n / std::max(kCoarse, 8 * k);
   if (step > 1) {
     const Prefix rough = coarser(at, step);
-    Penalized problem(rough);
+    Penalized problem(rough, k);
     double guess = penalty;
     if (search(problem, k, guess)) penalty = guess;
   }
-  Penalized problem(at);
+  Penalized problem(at, k);
   return search(problem, k, penalty) ? problem.bounds() : kmeans1d_layers(at, k);
 }
 

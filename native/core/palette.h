@@ -29,7 +29,7 @@ struct PaletteStart {
 };
 
 // Sorted points that are cut into runs: sums up to and without point i of weights, and of weights times values, and what is found
-// for the points before i: the least cost, and where the last run begins. All have n + 1 elements, but the queue n.
+// for the points before i: the least cost, and where the last run begins. All have n + 1 elements, but the queue n: scratch.
 struct PaletteRuns {
   const double* weight;
   const double* sum;
@@ -47,6 +47,7 @@ struct PaletteFound {
   float moved;
   double* sums;    // [k, size], added to
   double* counts;  // [k], added to
+  bool moves = false;  // sums and counts are those of the codes as they come: only points that get another are added and taken away
 };
 
 }  // namespace ingot

@@ -83,7 +83,7 @@
                             int exponent, double* weights, double* sums);                                             \
   void palette_assign(const void* in, Dtype type, std::size_t n, const double* thresholds, std::size_t k,             \
                       std::uint8_t* codes);                                                                           \
-  void palette_runs(const PaletteRuns& at, double penalty);                                                            \
+  void palette_runs(const PaletteRuns& at, double penalty, std::size_t runs);                                          \
   std::size_t palette_points(const double* weights, Dtype type, double* values, double* found);                        \
   double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found);     \
   void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen,             \

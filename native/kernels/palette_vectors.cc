@@ -1,8 +1,14 @@
 // Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point, and the points to begin with.
 // All centroids are tried for two registers of points at a time. Where bounds are kept, only points whose code may have changed are
 // tried: another centroid is too far for the rest, by the triangle inequality (Hamerly, "Making k-means even faster",
-// 2010), with room for what rounding does, so that codes and sums are those of trying all.
+// 2010), with room for what rounding does, so that codes and sums are those of trying all. Where sums are exact, they change by the
+// points that move alone.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,14 +16,13 @@
 #include "core/palette.h"
 #include "kernels/float_vectors.h"
 #include "kernels/kernels.h"
+#include "kernels/palette_tables.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kChunk = 1024;
 constexpr std::size_t kSums = 16;
-// Squared distances in f32 are wrong by less than 8 units in the last place, 5e-7; squares below kTiny may be wrong by more.
-constexpr float kRoom = 1.00001F, kTiny = 1e-30F, kLess = 1 - 2e-6F;
 
 // A point in one register.
 template <int kSize>
@@ -69,7 +74,7 @@ struct Least {
 struct Chunk {
   alignas(64) float distance[kChunk], guard[kChunk];
   alignas(64) float own[4 * kChunk];
-  alignas(64) std::uint32_t open[kChunk];  // points that are to be tried
+  alignas(64) std::uint32_t open[kChunk + kSums];  // points that are to be tried; some more are overwritten
   alignas(64) std::uint8_t shut[kChunk];
 };
 
@@ -78,6 +83,9 @@ class Nearest {
  public:
   Nearest(const float* centroids, std::size_t k, const PaletteFound& found) : centroids_(centroids), k_(k), found_(found) {
     if (found.bounds) find_guards();
+#if defined(__AVX512F__)
+    if (found.bounds && k <= kTabled) tables_.fill(centroids, guards_, k);
+#endif
   }
 
   // Points `from` to `from + n`, a chunk of them; adds to the squared errors.
@@ -90,7 +98,9 @@ class Nearest {
     else
       for (std::size_t i = 0; i < n; ++i) chunk_.open[i] = static_cast<std::uint32_t>(i);
     for (std::size_t i = 0; i < open; i += 2 * kWidth) attempt(points, codes, bounds, i, std::min(open, i + 2 * kWidth));
-    add(points, codes, n, errors);
+    if (!found_.moves)
+      for (std::size_t i = 0; i < n; ++i) count<1>(points + i * kSize, codes[i]);
+    add_errors(n, errors);
   }
 
  private:
@@ -106,20 +116,33 @@ class Nearest {
 
   // Lowers the bounds by what centroids moved, and lists the points for which they no longer say enough.
   std::size_t pass(const float* points, const std::uint8_t* codes, float* bounds, std::size_t n) {
+    std::size_t done = 0, open = 0;
+#if defined(__AVX512F__)
+    if (k_ <= kTabled)
+      for (; done + kWidth <= n; done += kWidth) {
+        const auto kept = tables_.pass(points + done * kSize, codes + done, found_.moved, bounds + done, chunk_.distance + done);
+        open += list_sixteen(open, done, static_cast<std::uint16_t>(~kept));
+      }
+#endif
+    return done == n ? open : pass_rest(points, codes, bounds, done, n, open);
+  }
+
+  std::size_t pass_rest(const float* points, const std::uint8_t* codes, float* bounds, std::size_t from, std::size_t n,
+                        std::size_t open) {
     float* const own = chunk_.own;
-    for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t i = from; i < n; ++i) {
       std::memcpy(own + i * kSize, centroids_ + std::size_t{codes[i]} * kSize, kSize * sizeof(float));
       chunk_.guard[i] = guards_[codes[i]];
     }
-    for (std::size_t i = 0; i < n; ++i) chunk_.distance[i] = squared<kSize>(points + i * kSize, own + i * kSize);
+    for (std::size_t i = from; i < n; ++i) chunk_.distance[i] = squared<kSize>(points + i * kSize, own + i * kSize);
     const float moved = found_.moved;
-    for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t i = from; i < n; ++i) {
       const float low = (bounds[i] - moved) * kLess;
       bounds[i] = low > 0 ? low : 0;
       const float room = low > chunk_.guard[i] ? low : chunk_.guard[i];
       chunk_.shut[i] = room * room > chunk_.distance[i] * kRoom + kTiny;
     }
-    std::size_t open = 0, i = 0;
+    std::size_t i = from;
     for (; i + 8 <= n; i += 8) {
       std::uint64_t eight;
       std::memcpy(&eight, chunk_.shut + i, 8);
@@ -134,6 +157,14 @@ class Nearest {
     chunk_.open[place] = static_cast<std::uint32_t>(i);
     return chunk_.shut[i] ? 0 : 1;
   }
+
+#if defined(__AVX512F__)
+  std::size_t list_sixteen(std::size_t place, std::size_t from, std::uint16_t open) {
+    const __m512i numbers = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(from)), numbers_of_lanes());
+    _mm512_storeu_si512(chunk_.open + place, _mm512_maskz_compress_epi32(open, numbers));
+    return static_cast<std::size_t>(std::popcount(open));
+  }
+#endif
 
   // Tries all centroids for up to two vectors of open points.
   void attempt(const float* points, std::uint8_t* codes, float* bounds, std::size_t first, std::size_t end) {
@@ -153,11 +184,12 @@ class Nearest {
       a.see(centroids_ + c * kSize, static_cast<std::int32_t>(c));
       b.see(centroids_ + c * kSize, static_cast<std::int32_t>(c));
     }
-    keep(a, codes, bounds, first, std::min(end, first + kWidth));
-    if (end > first + kWidth) keep(b, codes, bounds, first + kWidth, end);
+    keep(a, points, codes, bounds, first, std::min(end, first + kWidth));
+    if (end > first + kWidth) keep(b, points, codes, bounds, first + kWidth, end);
   }
 
-  void keep(const Least<kSize>& found, std::uint8_t* codes, float* bounds, std::size_t first, std::size_t end) {
+  void keep(const Least<kSize>& found, const float* points, std::uint8_t* codes, float* bounds, std::size_t first,
+            std::size_t end) {
     alignas(64) float least[kWidth], bound[kWidth];
     alignas(64) std::int32_t which[kWidth];
     std::memcpy(least, &found.least, sizeof least);
@@ -166,27 +198,33 @@ class Nearest {
     for (std::size_t lane = 0; lane < kWidth; ++lane) bound[lane] = std::sqrt(bound[lane]) * kLess;
     for (std::size_t i = first; i < end; ++i) {
       const std::size_t at = chunk_.open[i];
-      codes[at] = static_cast<std::uint8_t>(which[i - first]);
+      const auto code = static_cast<std::uint8_t>(which[i - first]);
+      if (found_.moves && code != codes[at]) {
+        count<-1>(points + at * kSize, codes[at]);
+        count<1>(points + at * kSize, code);
+      }
+      codes[at] = code;
       chunk_.distance[at] = least[i - first];
       if (bounds) bounds[at] = bound[i - first];
     }
   }
 
-  // Adds each point to its centroid's sum, in order, and its error to one of kSums, in turn.
-  void add(const float* points, const std::uint8_t* codes, std::size_t n, double* errors) {
+  // Adds a point to its centroid's sum, or takes it away.
+  template <int kSign>
+  void count(const float* at, std::size_t code) {
     using Narrow = typename Vector<kSize>::Narrow;
     using Wide = typename Vector<kSize>::Wide;
-    double *const sums = found_.sums, *const counts = found_.counts;
-    for (std::size_t i = 0; i < n; ++i) {
-      Narrow point;
-      Wide sum;
-      const std::size_t code = codes[i];
-      std::memcpy(&point, points + i * kSize, sizeof point);
-      std::memcpy(&sum, sums + code * kSize, sizeof sum);
-      sum += __builtin_convertvector(point, Wide);
-      std::memcpy(sums + code * kSize, &sum, sizeof sum);
-      counts[code] += 1;
-    }
+    Narrow point;
+    Wide sum;
+    std::memcpy(&point, at, sizeof point);
+    std::memcpy(&sum, found_.sums + code * kSize, sizeof sum);
+    sum += kSign * __builtin_convertvector(point, Wide);
+    std::memcpy(found_.sums + code * kSize, &sum, sizeof sum);
+    found_.counts[code] += kSign;
+  }
+
+  // Adds the squared errors to kSums sums, in turn.
+  void add_errors(std::size_t n, double* errors) {
     for (std::size_t i = n; i % kSums; ++i) chunk_.distance[i] = 0;
     for (std::size_t i = 0; i < n; i += kSums)
       for (std::size_t lane = 0; lane < kSums; ++lane) errors[lane] += static_cast<double>(chunk_.distance[i + lane]);
@@ -196,6 +234,9 @@ class Nearest {
   std::size_t k_;
   const PaletteFound& found_;
   float guards_[256];
+#if defined(__AVX512F__)
+  Tables<kSize> tables_;
+#endif
   Chunk chunk_;
 };
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
+from ingot.core import isa, native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits
 from ingot.testing.reference import palette as reference
@@ -109,6 +109,34 @@ def test_penalties_find_what_layers_find(clusters: int, kind: str) -> None:
     assert errors[0] == pytest.approx(errors[1], rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kind", ["normal", "small", "levels", "even", "apart", "few", "weighted"])
+def test_partitions_are_those_of_the_baseline(kind: str, dtype: str) -> None:
+    """Long runs are found by blocks in wide registers, one by one without: also where partitions are equally good."""
+    values = {
+        "normal": rng(7).normal(0, 1, 30000),
+        "small": rng(8).normal(0, 1e-6, 3000),
+        "levels": rng(9).integers(-300, 300, 4000) / 8,
+        "even": np.arange(-1000, 1000),
+        "apart": rng(10).normal(0, 0.01, 3000) + rng(11).choice([-8.0, 1.0, 9.0], 3000),
+        "few": rng(12).integers(-30, 31, 500) / 8,
+        "weighted": rng(13).normal(0, 1, 5000),
+    }[kind].astype(numpy_dtype(dtype))
+    weights = rng(14).lognormal(0, 3, values.size) if kind == "weighted" else None
+    bins = np.bincount(as_bits(values), weights, minlength=65536).astype(np.float64)
+    used = isa.isa()
+    for clusters in (2, 3, 5, 16, 60, 256):
+        found = [np.zeros(clusters) for _ in range(2)]
+        there = [native.kernels.palette_solve(bins, None, dtype, found[0])]
+        isa.set_isa("baseline")
+        try:
+            there.append(native.kernels.palette_solve(bins, None, dtype, found[1]))
+        finally:
+            isa.set_isa(used)
+        assert there[0] == there[1]
+        assert found[0].tobytes() == found[1].tobytes()
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("clusters", [1, 5, 16, 200])
 def test_nearest_centroids(size: int, clusters: int) -> None:
@@ -153,6 +181,31 @@ def test_bounds_change_no_code_and_no_sum(size: int, clusters: int, count: int) 
         away = after.astype(np.float64) - centroids
         moved, centroids = float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6)), after
     assert clusters == 1 or count == 1 or bounds.any()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("clusters", "count"), [(2, 17), (16, 1040), (32, 3000), (33, 1023), (64, 5000), (65, 1200)])
+def test_points_that_move_change_two_sums(size: int, clusters: int, count: int) -> None:
+    """Where sums are exact, those of the codes before, less and more what changed, are those of adding all."""
+    points = rng(16).normal(0, 0.2, (count, size)).astype(np.float16).astype(np.float32)
+    centroids = points[rng(17).integers(0, count, clusters)].copy()
+    codes, bounds, moved = np.zeros(count, np.uint8), np.zeros(count, np.float32), 0.0
+    sums, counts, changed = np.zeros(clusters * size), np.zeros(clusters), 0
+    for step in range(10):
+        plain, wanted, numbers = np.empty(count, np.uint8), np.zeros(clusters * size), np.zeros(clusters)
+        error = native.kernels.palette_nearest(points, centroids, plain, wanted, numbers)
+        changed += int((plain != codes).sum()) if step else 0
+        found = native.kernels.palette_nearest(points, centroids, codes, sums, counts, bounds, moved, step > 0)
+        assert found == error
+        assert codes.tobytes() == plain.tobytes()
+        assert sums.tobytes() == wanted.tobytes()
+        assert counts.tobytes() == numbers.tobytes()
+        after = (sums.reshape(clusters, size) / np.maximum(counts, 1)[:, None]).astype(np.float32)
+        away = after.astype(np.float64) - centroids
+        moved, centroids = float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6)), after
+    assert changed or count < 1000
+    with pytest.raises(ValueError, match="expected"):
+        native.kernels.palette_nearest(points, centroids, codes, sums, counts, None, 0.0, True)
 
 
 @pytest.mark.parametrize("size", [2, 4])

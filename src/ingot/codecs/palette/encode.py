@@ -226,7 +226,8 @@ class PaletteEncoder:
         if params.vector_size > 1:
             # Near 1, where no square leaves the range of f32; a power of two changes no bit of the result.
             exponent = frexp(amax)[1]
-            cloud = fit.Cloud(_times_power(points, -exponent), workers)
+            points = _times_power(points, -exponent)
+            cloud = fit.Cloud(points, workers, exact=fit.exact_sums(points, params.dtype, exponent))
             centroids = np.ldexp(cloud.centroids(params.entries).astype(np.float64), exponent)
             codebook, scale, values = fit.entries_of(centroids, settings.params.codebook, settings.scales)
             cloud.nearest(np.ldexp(values, -exponent))

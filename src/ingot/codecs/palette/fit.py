@@ -135,13 +135,17 @@ class Cloud:
     points : f32, [n, 2] or [n, 4], finite
     workers : int, optional
         Threads; no result depends on them.
+    exact : bool
+        Whether f64 sums of a block's points are exact, in any order: then points that change their code are moved from
+        one sum to another, and no other is added again.
     """
 
-    def __init__(self, points: Array, workers: int | None = 1) -> None:
-        self._points, self._workers = points, workers
+    def __init__(self, points: Array, workers: int | None = 1, *, exact: bool = False) -> None:
+        self._points, self._workers, self._exact = points, workers, exact
         self.codes = np.zeros(len(points), np.uint8)
         self._bounds = np.zeros(len(points), np.float32)
         self._before: Array | None = None
+        self._totals: tuple[Array, Array] | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, Array, Array]:
         """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
@@ -150,14 +154,17 @@ class Cloud:
         """
         count, size = centroids.shape
         blocks = max(1, -(-len(self._points) // BLOCK))
-        sums, counts, errors = np.zeros((blocks, count * size)), np.zeros((blocks, count)), np.zeros(blocks)
+        moves, errors = self._exact and self._totals is not None, np.zeros(blocks)
+        if not moves or self._totals is None:
+            self._totals = np.zeros((blocks, count * size)), np.zeros((blocks, count))
+        sums, counts = self._totals
         moved = 0.0 if self._before is None else _moved(self._before, centroids)
         self._before = centroids
 
         def run(start: int, stop: int) -> None:
             block, at = start // BLOCK, slice(start, stop)
             errors[block] = native.kernels.palette_nearest(
-                self._points[at], centroids, self.codes[at], sums[block], counts[block], self._bounds[at], moved
+                self._points[at], centroids, self.codes[at], sums[block], counts[block], self._bounds[at], moved, moves
             )
 
         for_ranges(len(self._points), BLOCK, run, self._workers)
@@ -170,7 +177,7 @@ class Cloud:
         step = -(-len(self._points) // SAMPLE)
         if step == 1:
             return self._lloyd(_spread_out(self._points, count), ROUNDS_SAMPLE)
-        sample = Cloud(np.ascontiguousarray(self._points[::step]), self._workers)
+        sample = Cloud(np.ascontiguousarray(self._points[::step]), self._workers, exact=self._exact)
         return self._lloyd(sample.centroids(count), ROUNDS_ALL)
 
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
@@ -184,6 +191,21 @@ class Cloud:
             means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
             centroids = np.where(counts[:, None] > 0, means, centroids)
         return centroids
+
+
+def exact_sums(points: Array, dtype: str, exponent: int) -> bool:
+    """Return whether f64 sums of a block of ``points`` are exact: values of ``dtype`` over ``2**exponent``, below 1.
+
+    They are if all are multiples of 2^-37. Numbers of f16 are multiples of 2^-24; those of bf16 are multiples of their
+    magnitude, rounded down to a power of two, over 2^7. Of others nothing is said.
+    """
+    if dtype == "f16":
+        return exponent <= 37 - 24
+    if dtype != "bf16":
+        return False
+    magnitude = points.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    magnitude -= np.uint32(1)  # zeros wrap around: they are multiples of all
+    return int(magnitude.min(initial=0xFFFFFFFF)) + 1 >= int(np.float32(2.0**-30).view(np.uint32))
 
 
 def _moved(before: Array, after: Array) -> float:
