@@ -30,8 +30,10 @@ FILES = {
     "safetensors .safetensors": "many.safetensors",
     "ingot .safetensors": "many.safetensors",
     "ingot .zt": "many.zt",
+    "ingot .zt, container 2": "two.zt",
     "ingot .gguf": "many.gguf",
     "ingot .squizd": "many.squizd",
+    "ingot .squizd, a layer each": "layers.squizd",
     "ingot .wdelta, sparse": "sparse.wdelta",
     "ingot .wdelta, int4": "int4.wdelta",
 }
@@ -45,6 +47,9 @@ def make(folder: Path, count: int) -> None:
     save_file({name: np.linspace(0.9, 1.1, 64, dtype=np.float32).reshape(8, 8) for name in names}, tuned)
     for kind in ("zt", "gguf", "squizd"):
         ingot.convert(source, folder / f"many.{kind}", measure=False)
+    ingot.convert(source, folder / "two.zt", container="2", measure=False)
+    layers = {f"model.layers.{index}.mlp.w.weight": np.ones((8, 8), np.float32) for index in range(count)}
+    ingot.save(folder / "layers.squizd", layers)
     for strategy in ("sparse", "int4"):
         ingot.diff(source, tuned, folder / f"{strategy}.wdelta", strategy=strategy, measure=False)
 

@@ -113,9 +113,7 @@ class Builder {
     std::string_view last;
     for (std::uint64_t i = 0; i < item.value; ++i) {
       const Item key = cursor_.key();
-      // Encoded keys compare by their lengths first, which stand in their heads.
-      const bool falls = key.bytes.size() != last.size() ? key.bytes.size() < last.size() : key.bytes < last;
-      if (deterministic_ && i != 0 && falls) {
+      if (deterministic_ && i != 0 && ingot::cbor::in_order(key.bytes, last)) {
         throw Error("cbor.key-order", key.offset, "expected the keys of a map in bytewise order of what encodes them");
       }
       last = key.bytes;

@@ -20,7 +20,7 @@ using ingot::table::Schema;
 using ingot::table::Table;
 
 Kind kind_of(std::string_view name) {
-  constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "decimal", "any", "struct", "map"};
+  constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "pair", "decimal", "any", "struct", "map"};
   for (std::size_t i = 0; i < std::size(kNames); ++i) {
     if (kNames[i] == name) return static_cast<Kind>(i);
   }
@@ -63,9 +63,10 @@ nb::object table_json(nb::handle data, nb::handle schema, std::string_view under
   });
 }
 
-nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under, std::uint32_t depth, std::uint64_t items) {
+nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under, std::uint32_t depth, std::uint64_t items,
+                      bool deterministic) {
   return read(data, schema, [&](std::string_view text, const Schema& row) {
-    return ingot::table::read_cbor(text, row, under, depth, items);
+    return ingot::table::read_cbor(text, row, under, {depth, items, deterministic});
   });
 }
 
@@ -75,5 +76,5 @@ void bind_table(nb::module_& m) {
   define(m, "table_json", &table_json, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("aside"),
          "Decode a map of alike structs in JSON: (begin, end, begin and end of what is aside, names, columns), or None.");
   define(m, "table_cbor", &table_cbor, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("max_depth"),
-         nb::arg("max_items"), "The same in strict CBOR.");
+         nb::arg("max_items"), nb::arg("deterministic"), "The same in strict CBOR.");
 }

@@ -58,7 +58,7 @@ class Cursor {
   std::size_t position() const { return position_; }
 
   // As `next`, for what most of a table is made of, in its usual forms; false where the next item is something else or
-  // has to be looked at closely, and then nothing was read. Not for `Limits::deterministic`.
+  // has to be looked at closely, and then nothing was read.
   bool quick_number(std::uint64_t& value);
   bool quick_text(std::string_view& text);
   bool quick_text_is(std::string_view text);  // shorter than 24 bytes, ASCII
@@ -80,6 +80,12 @@ class Cursor {
 // Whether the bytes are UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing past U+10FFFF); sets `ascii`.
 bool valid_utf8(std::string_view text, bool& ascii);
 
+// Whether the core deterministic encoding has a map's keys in this order, which are two: encoded, they compare by their
+// lengths first, which stand in their heads.
+inline bool in_order(std::string_view first, std::string_view second) {
+  return first.size() != second.size() ? first.size() < second.size() : first < second;
+}
+
 inline bool Cursor::quick_number(std::uint64_t& value) {
   if (left() == 0 || items_ == limits_.items) return false;
   const std::uint8_t* at = data_ + position_;
@@ -89,6 +95,7 @@ inline bool Cursor::quick_number(std::uint64_t& value) {
   if (left() <= width) return false;
   std::uint64_t found = width == 0 ? initial : 0;
   for (std::size_t i = 1; i <= width; ++i) found = found << 8 | at[i];
+  if (limits_.deterministic && width != 0 && (width == 1 ? found < 24 : found >> 4 * width == 0)) return false;
   value = found;
   position_ += 1 + width;
   ++items_;
@@ -101,7 +108,7 @@ inline bool Cursor::quick_text(std::string_view& text) {
   const unsigned initial = at[0];
   if (initial < 0x60 || initial > 0x78) return false;
   const std::size_t head = initial == 0x78 ? 2 : 1, size = initial == 0x78 ? at[1] : initial - 0x60;
-  if (left() - head < size) return false;
+  if (left() - head < size || (limits_.deterministic && head == 2 && size < 24)) return false;
   const std::string_view found(reinterpret_cast<const char*>(at + head), size);
   bool ascii = false;
   if (!valid_utf8(found, ascii)) return false;

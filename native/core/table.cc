@@ -36,10 +36,13 @@ class Cbor {
  public:
   struct Frame {
     std::uint64_t left;
+    std::string_view last = {};  // key
+    bool begun = false;
   };
 
   Cbor(std::string_view data, cbor::Limits limits)
-      : cursor_(reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), limits) {}
+      : cursor_(reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), limits),
+        deterministic_(limits.deterministic) {}
 
   std::size_t place() const { return cursor_.position(); }
   std::size_t position() const { return cursor_.position(); }
@@ -61,11 +64,13 @@ class Cbor {
   bool key(Frame& frame, std::string_view& key) {
     if (!element(frame)) return false;
     if (!cursor_.quick_text(key)) key = cursor_.key().bytes;
+    follow(frame, key);
     return true;
   }
   bool key_is(Frame& frame, std::string_view text) {
     if (frame.left == 0 || !cursor_.quick_text_is(text)) return false;
     --frame.left;
+    follow(frame, text);
     return true;
   }
   Frame array() { return entered(cbor::Kind::kArray); }
@@ -87,8 +92,10 @@ class Cbor {
     } else if (item.kind == cbor::Kind::kMap) {
       cursor_.enter(item);
       std::vector<std::string_view> keys;
+      Frame frame{item.value};
       for (std::uint64_t i = 0; i < item.value; ++i) {
         keys.push_back(cursor_.key().bytes);
+        follow(frame, keys.back());
         skip();
       }
       cursor_.leave();
@@ -109,8 +116,14 @@ class Cbor {
     cursor_.enter(item);
     return {item.value};
   }
+  void follow(Frame& frame, std::string_view key) const {
+    if (deterministic_ && frame.begun && !cbor::in_order(frame.last, key)) throw Doubt{};
+    frame.last = key;
+    frame.begun = true;
+  }
 
   cbor::Cursor cursor_;
+  bool deterministic_;
 };
 
 template <class In>
@@ -184,6 +197,7 @@ class Reader {
       case Kind::kPlace: place(column, in_.text()); return;
       case Kind::kDecimal: place(column, in_.decimal()); return;
       case Kind::kSizes: sizes(column); return;
+      case Kind::kPair: pair(column); return;
       case Kind::kStruct: fields(schema, column); return;
       case Kind::kMap: pairs(schema, column); return;
       case Kind::kAny: break;
@@ -211,6 +225,15 @@ class Reader {
       if (column.first.size() - begin > kMaxRank) throw Doubt{};
     }
     column.third.push_back(zero ? 0 : static_cast<std::int64_t>(nonzero));
+  }
+
+  void pair(Column& column) {
+    auto frame = in_.array();
+    for (std::vector<std::int64_t>* own : {&column.first, &column.second}) {
+      if (!in_.element(frame)) throw Doubt{};
+      own->push_back(static_cast<std::int64_t>(in_.number()));
+    }
+    if (in_.element(frame)) throw Doubt{};
   }
 
   void fields(const Schema& schema, Column& column) {
@@ -272,6 +295,7 @@ class Reader {
         for (std::size_t i = 0; i < schema.inner.size(); ++i) absent(schema.inner[i], column.inner[i]);
         return;
       case Kind::kPlace:
+      case Kind::kPair:
       case Kind::kDecimal:
       case Kind::kAny: column.second.push_back(-1); [[fallthrough]];
       default: column.first.push_back(-1);
@@ -333,8 +357,8 @@ Table read_json(std::string_view data, const Schema& row, std::string_view under
   return Reader<json::Cursor>(data, in).run(row, under, aside);
 }
 
-Table read_cbor(std::string_view data, const Schema& row, std::string_view under, std::uint32_t depth, std::uint64_t items) {
-  Cbor in(data, {depth, items, false});
+Table read_cbor(std::string_view data, const Schema& row, std::string_view under, const cbor::Limits& limits) {
+  Cbor in(data, limits);
   try {
     return Reader<Cbor>(data, in).run(row, under, {});
   } catch (const cbor::Error&) {

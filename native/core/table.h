@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/cbor.h"
+
 namespace ingot::table {
 
 struct Doubt {};
@@ -19,6 +21,7 @@ enum class Kind : std::uint8_t {
   kText,     // one of a few texts
   kPlace,    // a text, left where it lies
   kSizes,    // natural numbers, at most `kMaxRank` of them
+  kPair,     // two natural numbers, which may have any product
   kDecimal,  // JSON: a number that is not negative, left where it lies
   kAny,      // CBOR: any value, left where it lies
   kStruct,   // keys that the schema names
@@ -63,6 +66,7 @@ class Texts {
 //   kPlace and alike  first: where they begin, second: bytes
 //   kSizes            first: sizes of all rows, second: where each row's begin, and the end, third: their product,
 //                     which alone tells that there are none
+//   kPair             first, second: its numbers
 //   kStruct           first: 1 where it is there; inner: its fields
 //   kMap              first: where each row's pairs begin, and the end, second: codes of the keys, inner: the values
 struct Column {
@@ -80,9 +84,9 @@ struct Table {
 
 // Decodes the map under the root's key `under`, or the root itself where that is empty; of its keys, `aside` is passed
 // over, and its value left to whoever asks. All of the bytes are one value; what lies outside of the map is only passed
-// over. `depth` and `items` as `cbor::Limits`. Throws Doubt.
+// over. Throws Doubt.
 Table read_json(std::string_view data, const Schema& row, std::string_view under, std::string_view aside);
-Table read_cbor(std::string_view data, const Schema& row, std::string_view under, std::uint32_t depth, std::uint64_t items);
+Table read_cbor(std::string_view data, const Schema& row, std::string_view under, const cbor::Limits& limits);
 
 // Appends one size to a product of sizes; Doubt past 2**63 - 1, zeros aside. `nonzero` begins with 1.
 inline void multiply(std::uint64_t size, std::uint64_t& nonzero, bool& zero) {

@@ -22,9 +22,16 @@ Schema = tuple[str, bool, str, tuple[Any, ...]]
 ABSENT = -1
 
 _AT_ONCE = 1 << 12  # digests that are looked at together, so that they take little memory
-# What stands before the hexadecimal digits of a digest, and how many of these there are.
-_SPELLED = ((b"crc32c:0x", 8), (b"sha256:", 64))
-_IS_HEX = np.isin(np.arange(256), np.frombuffer(b"0123456789abcdefABCDEF", np.uint8))
+
+
+class Spelling(NamedTuple):
+    """How digests are spelled: what stands before digits, with how many of these there are, and what is a digit."""
+
+    forms: Sequence[tuple[bytes, int]]
+    digits: bytes
+
+
+USUAL = Spelling(((b"crc32c:0x", 8), (b"sha256:", 64)), b"0123456789abcdefABCDEF")
 
 
 def field(key: str, kind: str | Schema, *, optional: bool = False) -> Schema:
@@ -88,17 +95,19 @@ def chosen(column: Column, table: Mapping[str, int], default: int = -1) -> Array
     return values[numbers(column.first)]
 
 
-def spelled(digests: Column, data: bytes) -> NDArray[np.bool_]:
-    """Return which texts that were left where they lie in ``data`` are digests as we spell them, or absent."""
+def spelled(digests: Column, data: bytes, spelling: Spelling = USUAL) -> NDArray[np.bool_]:
+    """Return which texts that were left where they lie in ``data`` are digests as they are spelled, or absent."""
     starts, lengths, memory = numbers(digests.first), numbers(digests.second), np.frombuffer(data, np.uint8)
+    is_digit = np.zeros(256, bool)
+    is_digit[np.frombuffer(spelling.digits, np.uint8)] = True
     good: NDArray[np.bool_] = starts < 0
-    for prefix, digits in _SPELLED:
+    for prefix, digits in spelling.forms:
         fitting = np.flatnonzero(lengths == len(prefix) + digits)
         for first in range(0, fitting.size, _AT_ONCE):
             own = fitting[first : first + _AT_ONCE]
             text = memory[starts[own, None] + np.arange(len(prefix) + digits)]
             heads = (text[:, : len(prefix)] == np.frombuffer(prefix, np.uint8)).all(1)
-            good[own] = heads & _IS_HEX[text[:, len(prefix) :]].all(1)
+            good[own] = heads & is_digit[text[:, len(prefix) :]].all(1)
     return good
 
 
@@ -134,12 +143,14 @@ def json_table(data: bytes, row: Schema, *, under: str = "", aside: str = "") ->
     return _table(found, b'{"' + aside.encode() + b'":' + data[first:last] + b"}" if last else b"{}")
 
 
-def cbor_table(data: bytes, row: Schema, under: str, *, max_depth: int, max_items: int) -> Table | None:
-    """Decode the map of structs under a key of a CBOR map; as ``json_table``.
+def cbor_table(
+    data: bytes, row: Schema, under: str, *, max_depth: int, max_items: int, deterministic: bool = False
+) -> Table | None:
+    """Decode the map of structs under a key of a CBOR map; as ``json_table``. Limits and forms as of ``cbor.loads``.
 
     The map counts for ``max_items`` less an eighth; with a rest of as many there are as many in all as are allowed.
     """
-    found = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8)
+    found = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8, deterministic)
     return None if found is None else _table(found, data[: found[0]] + b"\xa0" + data[found[1] :])
 
 

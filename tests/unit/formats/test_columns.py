@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import native
+from ingot.core import columns, native
+from ingot.core.checksums import xxh3
 from ingot.errors import IngotError
 from ingot.formats.gguf import header as gguf_header
 from ingot.formats.safetensors import header as safetensors_header
@@ -19,10 +22,11 @@ from ingot.formats.table import FORMATS
 from ingot.formats.wdelta import header as wdelta_header
 from ingot.formats.wdelta import walk
 from ingot.formats.zt import reader as zt_reader
+from ingot.formats.zt2 import rules as zt2_rules
 from ingot.stores.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-KINDS = ("zt", "squizd", "wdelta", "gguf", "safetensors")
+KINDS = ("zt", "zt2", "squizd", "wdelta", "gguf", "safetensors")
 HEADS = native.Heads
 
 
@@ -54,7 +58,8 @@ def closely(monkeypatch):
 def outcome(kind: str, data: bytes) -> object:
     """Return all that a reader tells of a file: the refusal, or what it found."""
     try:
-        catalog = FORMATS[kind].read(MemoryStore({"f." + kind: data}), "f." + kind)
+        name = "f." + kind.removesuffix("2")
+        catalog = FORMATS[kind].read(MemoryStore({name: data}), name)
     except IngotError as error:
         return type(error), error.rule, str(error)
     tensors = []
@@ -74,13 +79,22 @@ def both(closely, kind: str, data: bytes) -> tuple[object, object]:
     return outcome(kind, data), strict
 
 
+def golden(kind: str) -> dict[str, bytes]:
+    """Return the corpus of a format, files or what archives hold, less what is large."""
+    files = {path.name: path.read_bytes() for path in sorted((GOLDEN / kind).rglob(f"*.{kind}"))}
+    for path in sorted((GOLDEN / kind).glob("*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            files |= {name: archive.read(name) for name in archive.namelist() if name.endswith(kind.removesuffix("2"))}
+    return {name: data for name, data in files.items() if len(data) < 1 << 20}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_golden_files_are_read_and_refused_alike(closely, kind):
-    files = [path for path in sorted((GOLDEN / kind).rglob(f"*.{kind}")) if path.stat().st_size < 1 << 20]
+    files = golden(kind)
     assert len(files) > 20
-    for path in files:
-        quick, strict = both(closely, kind, path.read_bytes())
-        assert quick == strict, path.name
+    for name, data in files.items():
+        quick, strict = both(closely, kind, data)
+        assert quick == strict, name
 
 
 def weights(seed: int) -> dict[str, np.ndarray]:
@@ -103,6 +117,9 @@ def artifacts(tmp_path_factory) -> dict[str, bytes]:
     for kind in ("zt", "squizd"):
         ingot.convert(base, folder / f"dense.{kind}")
         ingot.convert(base, folder / f"affine.{kind}", recipe=str(recipe))
+    for name, more in (("dense", {}), ("affine", {"recipe": str(recipe)}), ("sha", {"digest": "sha256"})):
+        ingot.convert(base, folder / "two.zt", container="2", **more)
+        (folder / "two.zt").rename(folder / f"{name}.zt2")
     ingot.convert(base, folder / "dense.gguf")
     for strategy in ("int4", "sparse", "quantized"):
         ingot.diff(base, other, folder / f"{strategy}.wdelta", strategy=strategy)
@@ -129,9 +146,20 @@ def header_of(name: str, data: bytes) -> tuple[int, int]:
     kind = name.rpartition(".")[2]
     if kind == "zt":
         return len(data) - 16 - int.from_bytes(data[-16:-8], "little"), len(data)
+    if kind == "zt2":
+        return int.from_bytes(data[-40:-32], "little"), len(data) - 40
     if kind == "squizd":
         return data.rindex(b"TDIR"), len(data)
     return 0, len(data) if kind == "wdelta" else min(len(data), 2000)
+
+
+def sealed(kind: str, data: bytes) -> bytes:
+    """Return a file whose manifest, behind which the footer's place moved, has the checksum that the footer states."""
+    if kind != "zt2":
+        return data
+    start = int.from_bytes(data[-40:-32], "little")
+    manifest = data[start:-40]
+    return data[:-32] + struct.pack("<QQ", len(manifest), xxh3(manifest)) + data[-16:]
 
 
 def test_damaged_files_are_refused_alike(closely, artifacts):
@@ -139,31 +167,74 @@ def test_damaged_files_are_refused_alike(closely, artifacts):
     for name, data in artifacts.items():
         start, end = header_of(name, data)
         for _ in range(60):
-            changed = data[:start] + damaged(data[start:end], chance) + data[end:]
-            quick, strict = both(closely, name.rpartition(".")[2], changed)
+            kind = name.rpartition(".")[2]
+            changed = sealed(kind, data[:start] + damaged(data[start:end], chance) + data[end:])
+            quick, strict = both(closely, kind, changed)
             assert quick == strict, (name, changed)
             refused, read = refused + (len(strict) == 3), read + (len(strict) == 4)
     assert min(refused, read) > 50
 
 
-ODD = {"safetensors": b'"\\\x1f \x80,}0', "zt": b"\x00\x18\x1b\x60\x61\x78\x80\xa1\xff"}
+CBOR = b"\x00\x18\x1b\x60\x61\x78\x80\xa1\xff"
+ODD = {"safetensors": b'"\\\x1f \x80,}0', "zt": CBOR, "zt2": CBOR}
 """What ends, lengthens or begins something, in JSON and CBOR."""
 
 
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_an_odd_byte_at_any_place_is_told_alike(closely, tmp_path, kind):
     """Texts are looked at eight bytes at a time, keys and numbers in the forms that writers give them."""
-    path = tmp_path / f"few.{kind}"
+    path = tmp_path / f"few.{kind.removesuffix('2')}"
     few = {"a.rather.long.name": np.ones(3, np.float16), "b": np.ones((1, 2), np.float32)}
     ingot.save(path, few, **({"digest": None} if kind == "zt" else {}))
+    if kind == "zt2":
+        path = path.with_name("two.zt")
+        ingot.convert(tmp_path / "few.zt", path, container="2", digest=None)
     data = path.read_bytes()
-    start, end = header_of(path.name, data) if kind == "zt" else (8, 8 + int.from_bytes(data[:8], "little"))
+    start, end = (8, 8 + int.from_bytes(data[:8], "little")) if kind == "safetensors" else header_of(f".{kind}", data)
     for at in range(start, end):
         for byte in ODD[kind]:
             changed = bytearray(data)
             changed[at] = byte
-            quick, strict = both(closely, kind, bytes(changed))
+            quick, strict = both(closely, kind, sealed(kind, bytes(changed)))
             assert quick == strict, (at, byte)
+
+
+def test_a_header_of_a_large_file_is_taken_at_once():
+    """Offsets multiply to more than what 63 bits hold."""
+    entry = b'"%c":{"dtype":"U8","shape":[%d],"data_offsets":[%d,%d]}'
+    size = 5 << 30
+    text = b"{%b,%b}" % (entry % (b"a", size, 0, size), entry % (b"b", size, size, 2 * size))
+    found = safetensors_header._quick(text, 2 * size)
+    assert found is not None
+    assert found.entries["b"].data_offsets == (size, 2 * size)
+
+
+DETERMINISTIC = {
+    "numbers that are longer than they have to be": (b"\x82\x03\x05", b"\x82\x18\x03\x05"),
+    "texts whose lengths are": (b"\x61b", b"\x78\x01b"),
+    "keys out of order": (b"\xa2\x61a\x01\x61b\x02", b"\xa2\x61b\x02\x61a\x01"),
+    "a longer key first": (b"\xa2\x61b\x02\x62aa\x01", b"\xa2\x62aa\x01\x61b\x02"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(DETERMINISTIC))
+def test_only_the_deterministic_form_is_taken_where_it_is_asked_for(what):
+    good, bad = DETERMINISTIC[what]
+    schema = columns.record(columns.field("v", "any"), columns.field("w", "pair", optional=True))
+    for value, known in ((good, True), (bad, False)):
+        data = b"\xa1\x61o\xa1\x61n\xa1\x61v" + value
+        for deterministic in (False, True):
+            found = columns.cbor_table(data, schema, "o", max_depth=8, max_items=99, deterministic=deterministic)
+            assert (found is not None) == (known or not deterministic)
+
+
+@pytest.mark.parametrize("value", [b"\x82\x03\x05", b"\x81\x03", b"\x83\x03\x05\x07", b"\x82\x03\x20", b"\x03"])
+def test_a_pair_is_two_natural_numbers(value):
+    schema = columns.record(columns.field("w", "pair"))
+    found = columns.cbor_table(b"\xa1\x61o\xa1\x61n\xa1\x61w" + value, schema, "o", max_depth=8, max_items=99)
+    assert (found is not None) == (value == b"\x82\x03\x05")
+    if found is not None:
+        assert (found.columns[0].first[0], found.columns[0].second[0]) == (3, 5)
 
 
 def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
@@ -172,6 +243,7 @@ def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
 
     for module, function in (
         (zt_reader, "check_objects"),
+        (zt2_rules, "plain"),
         (section_reader, "_closely"),
         (walk, "_walk"),
         (gguf_header, "_entry"),

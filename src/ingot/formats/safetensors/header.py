@@ -52,7 +52,7 @@ class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 
 
-_ROW = record(field("dtype", "text"), field("shape", "sizes"), field("data_offsets", "sizes"))
+_ROW = record(field("dtype", "text"), field("shape", "sizes"), field("data_offsets", "pair"))
 _TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
 _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
 
@@ -78,7 +78,7 @@ def _quick(data: bytes, buffer_length: int) -> Header | None:
     dtypes, shapes, offsets = table.columns
 
     def make(row: int) -> Entry:
-        return Entry(dtypes.text(row) or "", shapes.sizes(row), (offsets.first[2 * row], offsets.first[2 * row + 1]))
+        return Entry(dtypes.text(row) or "", shapes.sizes(row), (offsets.first[row], offsets.second[row]))
 
     try:
         metadata = _strict(table.rest, 0, "").metadata
@@ -90,15 +90,11 @@ def _quick(data: bytes, buffer_length: int) -> Header | None:
 def _covers(columns: Sequence[Column], buffer_length: int) -> bool:
     """Whether the entries, in this order, are of known types and right sizes and fill the buffer without a gap."""
     dtypes, shapes, offsets = columns
-    pairs = numbers(offsets.first)
-    counts = numbers(shapes.third)
-    if pairs.size != 2 * counts.size or (np.diff(numbers(offsets.second)) != 2).any():
-        return False
-    begins, ends = pairs[::2], pairs[1::2]
+    begins, ends, counts = numbers(offsets.first), numbers(offsets.second), numbers(shapes.third)
     bits = chosen(dtypes, _BITS)
     if (begins != np.append(0, ends[:-1])[: begins.size]).any() or (bits < 0).any() or (counts > _MANY).any():
         return False
-    # Ends rise to the length of a file, so that eight times their differences are no overflow.
+    # Numbers have 18 digits at most, so that eight times their differences are no overflow.
     return (ends[-1] if ends.size else 0) == buffer_length and bool((counts * bits == (ends - begins) * 8).all())
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.core import cbor
 from ingot.core.chunk_digests import StatedChunks
 from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.zt.manifest import Component, Manifest, Object, label, parse
+from ingot.formats.manifests import DenseColumns, Flags, has_maps, one_part
+from ingot.formats.zt.manifest import Component, Manifest, Object, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
-from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
-from ingot.model.part import Part
-from ingot.model.tensor import Tensor
 
 _COMPONENT = record(
     field("dtype", "text"),
@@ -38,10 +35,7 @@ _OBJECT = record(
     field("attributes", "any", optional=True),
     field("components", mapping(_COMPONENT)),
 )
-Flags = NDArray[np.bool_]
-
 _MANY = 1 << 55
-_MAP = 5  # CBOR's major type
 _BITS = {name: row.bits for name, row in DTYPES.items()}
 _SPARSE = (CsrLayout.codec, CooLayout.codec)
 
@@ -86,47 +80,15 @@ class Columns:
         """Return the objects, which are made when they are asked for."""
         return Rows(self.rows, self._object)
 
-    def dense(
-        self, source: ByteSource, *, verify: bool
-    ) -> tuple[Callable[[str], Tensor | None], Callable[[str], Hashable]]:
-        """Return what makes dense tensors in one raw part, as most are, without an object between, and what tells their
-        kinds (``Many.kind``); both give None of others."""
-        parts, simple = self.parts, self._simple().tobytes()
-        rows, first = self.rows, self.components.first
-        dtypes, digests, data = parts.dtype, parts.digest, self.data
-
-        def make(name: str) -> Tensor | None:
-            row = rows[name]
-            if not simple[row]:
-                return None
-            at = first[row]
-            dtype, begin = dtypes.texts[dtypes.first[at]], digests.first[at]
-            part = Part(
-                dtype=dtype,
-                length=parts.length.first[at],
-                source=source,
-                offset=parts.offset.first[at],
-                digest=None if begin < 0 else data[begin : begin + digests.second[at]].decode(),
-                where=label(source.name, name, DATA),
-                verify=verify,
-            )
-            return Tensor(name, self.shape.sizes(row), dtype, DenseLayout.codec, {DATA: part})
-
-        def kind(name: str) -> Hashable:
-            row = rows[name]
-            return (dtypes.first[first[row]], self.shape.sizes(row)) if simple[row] else None
-
-        return make, kind
-
-    def _simple(self) -> Flags:
-        """Return which objects are dense tensors in one raw part that states nothing more than its digest."""
-        parts, starts = self.parts, numbers(self.components.first)
-        stated = np.zeros(parts.offsets.size + 1, bool)  # the last for objects without parts behind all others
-        for column in (parts.type, parts.uncompressed, parts.encoding, parts.chunks):
-            stated[:-1] |= numbers(column.first) >= 0
-        dense = chosen(self.format, {DenseLayout.codec: 1}) == 1
-        simple: Flags = dense & (np.diff(starts) == 1) & (numbers(self.attributes.first) < 0) & ~stated[starts[:-1]]
-        return simple
+    def dense(self) -> DenseColumns:
+        """Return the dense tensors in one raw part that states nothing more than its digest."""
+        parts, starts = self.parts, self.components.first
+        simple = one_part(starts, parts.type, parts.uncompressed, parts.encoding, parts.chunks)
+        simple &= (chosen(self.format, {DenseLayout.codec: 1}) == 1) & (numbers(self.attributes.first) < 0)
+        offsets, lengths = parts.offset.first, parts.length.first
+        return DenseColumns(
+            self.data, self.rows, simple.tobytes(), self.shape, starts, parts.dtype, offsets, lengths, parts.digest
+        )
 
     def suspects(self) -> list[str]:
         """Return the names of the objects that may break a rule of ``check_object``; no other does."""
@@ -218,7 +180,7 @@ def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
         return None
     shape, form, attributes, components = table.columns
     found = Columns(data, table.rows, shape, form, attributes, components, Parts(*components.inner[0].inner))
-    if not _are_maps(attributes, data) or not all(_is_chunks(each) for each in _values(found.parts.chunks, data)):
+    if not has_maps(attributes, data) or not all(_is_chunks(each) for each in _values(found.parts.chunks, data)):
         return None
     try:
         return parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8), found
@@ -231,23 +193,9 @@ def _values(column: Column, data: bytes) -> Iterator[bytes]:
     return (data[span] for row in rows if (span := column.span(row)) is not None)
 
 
-def _are_maps(column: Column, data: bytes) -> bool:
-    """Whether values are CBOR maps, where they are there."""
-    starts = numbers(column.first)
-    heads = np.frombuffer(data, np.uint8)[starts[starts >= 0]]
-    return bool((heads >> 5 == _MAP).all())
-
-
 def _is_chunks(value: bytes) -> bool:
     try:
         msgspec.convert(cbor.loads(value), StatedChunks)
     except msgspec.ValidationError:
         return False
     return True
-
-
-def kinds(column: Column, known: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield texts of a column that are not known, and how often they occur."""
-    for number, text in enumerate(column.texts):
-        if text not in known:
-            yield text, int(np.count_nonzero(numbers(column.first) == number))

@@ -16,6 +16,7 @@ from ingot.core import cbor, manifest_digest
 from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.manifests import Schema
 from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
 from ingot.model.bytesource import Buffer
 from ingot.model.layouts.ids import file_id
@@ -68,10 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, gc=False):
     ingot_digest: str | None = None
 
 
-def label(file: str, name: str, role: str | None = None) -> str:
-    """Return how messages name a tensor or part; hostile names are cut."""
-    text = f"{file}: tensor {name[:200]!r}"
-    return text if role is None else f"{text} part {role[:80]!r}"
+_SCHEMA = Schema("zt", Object, "components", Component)
 
 
 def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
@@ -89,7 +87,7 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
     try:
         return msgspec.convert(root, Manifest)
     except msgspec.ValidationError as error:
-        raise _blame(root, error, file) from None
+        raise _SCHEMA.blame(root, error, file) from None
 
 
 def _check_version(root: Any, file: str) -> None:
@@ -108,36 +106,6 @@ def _check_version(root: Any, file: str) -> None:
             rule="zt.version-major",
             where=file,
         )
-
-
-def _blame(root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-    """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them."""
-    where = f"{file}: manifest"
-    for where_found, value, kind in _pieces(root, file):
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError as found:
-            error, where = found, where_found
-            break
-    return FormatError(_rule(str(error)), str(error), where=where)
-
-
-def _pieces(root: Any, file: str) -> Iterable[tuple[str, Any, type]]:
-    objects = root.get("objects") if isinstance(root, dict) else None
-    if not isinstance(objects, dict):
-        return
-    for name, value in objects.items():
-        components = value.get("components") if isinstance(value, dict) else None
-        if isinstance(components, dict):
-            for role, component in components.items():
-                yield label(file, name, role), component, Component
-        yield label(file, name), value, Object
-
-
-def _rule(message: str) -> str:
-    if "missing required field" in message:
-        return "zt.field-missing"
-    return "zt.field-range" if ">=" in message or "<=" in message else "zt.field-type"
 
 
 class Blob(NamedTuple):

@@ -13,9 +13,10 @@ from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.foreign import CUT_OFF
-from ingot.formats.zt.columns import Columns, decode, kinds
+from ingot.formats.manifests import kinds, label
+from ingot.formats.zt.columns import Columns, decode
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
-from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, label, parse
+from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, parse
 from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
@@ -139,10 +140,11 @@ def tensors_of(
     source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
 ) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
-    dense, kind = (None, None) if columns is None else columns.dense(source, verify=verify)
+    dense = None if columns is None else columns.dense()
+    simple = None if dense is None else dense.tensors(source, verify=verify)
 
     def make(name: str) -> Tensor:
-        plain = None if dense is None else dense(name)
+        plain = None if simple is None else simple(name)
         if plain is not None:
             return plain
         obj = objects[name]
@@ -169,7 +171,7 @@ def tensors_of(
             verify=verify,
         )
 
-    return Lazy(objects, make, kind)
+    return Lazy(objects, make, None if dense is None else dense.kind)
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:

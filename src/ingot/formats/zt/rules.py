@@ -18,8 +18,9 @@ from ingot.core.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.columns import Array
 from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError
+from ingot.formats.manifests import label
 from ingot.formats.zt.layout import ALIGNMENT
-from ingot.formats.zt.manifest import Component, Object, label
+from ingot.formats.zt.manifest import Component, Object
 from ingot.model.layouts.affine import ROLES, AffineLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import file_id

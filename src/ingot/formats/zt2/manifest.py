@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from ingot.core import cbor
 from ingot.core.structs import warm
-from ingot.errors import FormatError
+from ingot.formats.manifests import Schema
 
+MAX_NAME = 1024
+"""Bytes of a name."""
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -57,7 +59,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 class Manifest(msgspec.Struct, frozen=True, gc=False):
     """The root."""
 
-    objects: dict[str, Object]
+    objects: Mapping[str, Object]
     attributes: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     shards: dict[str, Shard] | msgspec.UnsetType = msgspec.UNSET
 
@@ -67,13 +69,10 @@ def stated(value: Any) -> Any:
     return None if value is msgspec.UNSET else value
 
 
-def label(file: str, name: str, role: str | None = None) -> str:
-    """Return how messages name a tensor or part; hostile names are cut."""
-    text = f"{file}: tensor {name[:200]!r}"
-    return text if role is None else f"{text} part {role[:80]!r}"
+_SCHEMA = Schema("zt2", Object, "parts", Blob)
 
 
-def parse(data: bytes | bytearray | memoryview, file: str) -> Manifest:
+def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
     """Decode and type-check a manifest.
 
     Raises
@@ -81,35 +80,8 @@ def parse(data: bytes | bytearray | memoryview, file: str) -> Manifest:
     FormatError
         ``cbor.*``, ``zt2.field-missing``, ``zt2.field-type``, ``zt2.field-range``.
     """
-    root = cbor.loads(data, where=f"{file}: manifest", deterministic=True)
+    root = cbor.loads(data, where=f"{file}: manifest", max_items=max_items, deterministic=True)
     try:
         return msgspec.convert(root, Manifest)
     except msgspec.ValidationError as error:
-        raise _blame(root, error, file) from None
-
-
-def _blame(root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-    """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them."""
-    where = f"{file}: manifest"
-    for where_found, value, kind in _pieces(root, file):
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError as found:
-            error, where = found, where_found
-            break
-    return FormatError(_rule(str(error)), str(error), where=where)
-
-
-def _pieces(root: Any, file: str) -> Iterable[tuple[str, Any, type]]:
-    objects = root.get("objects") if isinstance(root, dict) else None
-    for name, value in objects.items() if isinstance(objects, dict) else ():
-        parts = value.get("parts") if isinstance(value, dict) else None
-        for role, part in parts.items() if isinstance(parts, dict) else ():
-            yield label(file, name, role), part, Blob
-        yield label(file, name), value, Object
-
-
-def _rule(message: str) -> str:
-    if "missing required field" in message:
-        return "zt2.field-missing"
-    return "zt2.field-range" if "`int` >=" in message or "`int` <=" in message else "zt2.field-type"
+        raise _SCHEMA.blame(root, error, file) from None

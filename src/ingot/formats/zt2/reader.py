@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from ingot.core import checksums
 from ingot.core.encodings import ENCODED
@@ -11,9 +11,11 @@ from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.foreign import CUT_OFF
+from ingot.formats.manifests import kinds, label
 from ingot.formats.zt.rules import logical_dtype
+from ingot.formats.zt2.columns import Objects, decode
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST, MAGIC, MAX_MANIFEST, VERSION, Footer
-from ingot.formats.zt2.manifest import Blob, Manifest, Object, label, parse, stated
+from ingot.formats.zt2.manifest import Blob, Manifest, Object, stated
 from ingot.formats.zt2.profiles import meaning
 from ingot.formats.zt2.rules import check_manifest
 from ingot.formats.zt2.types import KNOWN, types_here
@@ -96,7 +98,7 @@ def read_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
             where=source.name,
         )
     with gc_paused():
-        manifest = parse(data, source.name)
+        manifest = decode(data, source.name)
         check_manifest(source.name, manifest, source.size, (footer.offset, footer.length))
     return data, manifest
 
@@ -116,8 +118,13 @@ def catalog_of(manifest: Manifest, headers: Mapping[str, bytes], sources: Source
 
 def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
+    dense = objects.columns.dense() if isinstance(objects, Objects) else None
+    simple = None if dense is None else dense.tensors(sources[None], verify=verify, digest_of_decoded=True)
 
     def make(name: str) -> Tensor:
+        plain = None if simple is None else simple(name)
+        if plain is not None:
+            return plain
         obj = objects[name]
         found = meaning(obj)
         parts = {}
@@ -148,23 +155,28 @@ def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool)
             verify=verify,
         )
 
-    return Lazy(objects, make)
+    return Lazy(objects, make, None if dense is None else dense.kind)
 
 
 def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What is read although nobody here can decode it."""
-    for kind, count in Counter(stated(part.encoding) for part in _parts(manifest)).items():
-        if kind is not None and kind not in ENCODED:
-            yield "zt2.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
+    for kind, count in _unknown(manifest, "encoding", ENCODED):
+        yield "zt2.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
 
 
 def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What the document allows and is worth telling."""
-    for kind, count in Counter(stated(part.type) for part in _parts(manifest)).items():
-        if kind is not None and kind not in KNOWN:
-            yield "zt2.type-unknown", f"{count} parts have a logical type that is not known here: {kind[:80]!r}"
+    for kind, count in _unknown(manifest, "type", KNOWN):
+        yield "zt2.type-unknown", f"{count} parts have a logical type that is not known here: {kind[:80]!r}"
 
 
-def _parts(manifest: Manifest) -> Iterator[Blob]:
-    for obj in manifest.objects.values():
-        yield from obj.parts.values()
+def _unknown(manifest: Manifest, field: str, known: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield what parts say in a field that is not known, and how often."""
+    objects = manifest.objects
+    if isinstance(objects, Objects):
+        yield from kinds(getattr(objects.columns.parts, field), known)
+        return
+    parts = (part for obj in objects.values() for part in obj.parts.values())
+    for kind, count in Counter(stated(getattr(part, field)) for part in parts).items():
+        if kind is not None and kind not in known:
+            yield kind, count

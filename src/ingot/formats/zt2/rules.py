@@ -8,20 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.columns import Array, chosen, numbers
 from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
 from ingot.errors import FormatError
+from ingot.formats.manifests import label
+from ingot.formats.zt2.columns import Objects
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST
-from ingot.formats.zt2.manifest import Blob, Manifest, Object, Shard, label, stated
+from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, Shard, stated
 from ingot.formats.zt2.profiles import check_profile
 from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of, storage_of
 from ingot.model.layouts.dense import DenseLayout
 
-MAX_NAME = 1024
 MAX_DECODED = 1 << 47
 _DIGEST = re.compile(r"xxh3:[0-9a-f]{16}|sha256:[0-9a-f]{64}").fullmatch
 _ALGORITHM = re.compile(r"[a-z0-9_.\-]+:[0-9a-f]+").fullmatch
@@ -40,10 +42,15 @@ def check_manifest(file: str, manifest: Manifest, size: int, own: tuple[int, int
     shards: Mapping[str, Shard] = stated(manifest.shards) or {}
     for name, shard in shards.items():
         _check_shard(file, name, shard)
-    for name, obj in manifest.objects.items():
-        if not plain(name, obj):
-            check_object(file, name, obj)
-    check_places(file, manifest.objects, {None: size, **{name: shard.size for name, shard in shards.items()}}, own)
+    objects = manifest.objects
+    if isinstance(objects, Objects):
+        for name in objects.columns.suspects():
+            check_object(file, name, objects[name])
+    else:
+        for name, obj in objects.items():
+            if not plain(name, obj):
+                check_object(file, name, obj)
+    check_places(file, objects, {None: size, **{name: shard.size for name, shard in shards.items()}}, own)
 
 
 def is_shard_name(name: str) -> bool:
@@ -170,6 +177,38 @@ def _check_digest(digest: str, where: str) -> None:
         )
 
 
+class _Places(NamedTuple):
+    """Where all parts lie: numbers of files, offsets, lengths; and how to tell which they are of."""
+
+    objects: Mapping[str, Object]
+    files: Array
+    offsets: Array
+    lengths: Array
+
+    def name(self, index: int) -> tuple[str, str]:
+        """Return the tensor and the role of a part."""
+        return next(names for number, names in enumerate(_names(self.objects)) if number == index)
+
+
+def _places_of(objects: Mapping[str, Object], numbered: Mapping[str | None, int]) -> _Places:
+    """Return where parts lie; -1 is the number of a file that is not ``numbered``."""
+    if isinstance(objects, Objects):
+        parts = objects.columns.parts
+        known = {name: number for name, number in numbered.items() if name is not None}
+        files = np.where(numbers(parts.shard.first) < 0, numbered[None], chosen(parts.shard, known))
+        return _Places(objects, files, numbers(parts.blob.first), numbers(parts.blob.second))
+    blobs = [part for obj in objects.values() for part in obj.parts.values()]
+    places = np.array([part.blob for part in blobs], np.int64).reshape(-1, 2)
+    files = np.array([numbered.get(stated(part.shard), -1) for part in blobs], np.int64)
+    return _Places(objects, files, places[:, 0], places[:, 1])
+
+
+def _names(objects: Mapping[str, Object]) -> Iterator[tuple[str, str]]:
+    for name, obj in objects.items():
+        for role in obj.parts:
+            yield name, role
+
+
 def check_places(
     file: str, objects: Mapping[str, Object], sizes: Mapping[str | None, int], own: tuple[int, int]
 ) -> None:
@@ -183,16 +222,15 @@ def check_places(
     FormatError
         ``zt2.shard-ref``, ``zt2.blob-alignment``, ``zt2.blob-bounds``, ``zt2.blob-overlap``.
     """
-    parts = list(_parts(objects))
-    for shard in {stated(part.shard) for _, _, part in parts} - set(sizes):
-        name, role = next((name, role) for name, role, part in parts if part.shard == shard)
+    numbered = {shard: number for number, shard in enumerate(sizes)}
+    places = _places_of(objects, numbered)
+    _, files, offsets, lengths = places
+    if (files < 0).any():
+        name, role = places.name(int(np.argmax(files < 0)))
+        shard = stated(objects[name].parts[role].shard)
         raise FormatError(
             "zt2.shard-ref", f"expected a shard of the table, found {shard[:80]!r}", where=label(file, name, role)
         )
-    numbers = {shard: number for number, shard in enumerate(sizes)}
-    files = np.array([numbers[stated(part.shard)] for *_, part in parts], np.int64)
-    places = np.array([part.blob for *_, part in parts], np.int64).reshape(-1, 2)
-    offsets, lengths = places[:, 0], places[:, 1]
     ends = np.array(list(sizes.values()), np.int64)[files] - FOOTER
     for rule, message, bad in (
         (
@@ -208,7 +246,7 @@ def check_places(
     ):
         if bad.any():
             index = int(np.argmax(bad))
-            raise FormatError(rule, f"{message} {offsets[index]}", where=label(file, *parts[index][:2]))
+            raise FormatError(rule, f"{message} {offsets[index]}", where=label(file, *places.name(index)))
     filled = np.flatnonzero(lengths)
     files, offsets, lengths = (
         np.append(column[filled], more) for column, more in ((files, 0), (offsets, own[0]), (lengths, own[1]))
@@ -221,15 +259,9 @@ def check_places(
     if overlap.any():
         index = int(np.argmax(overlap))
         found = [
-            "the manifest" if at == filled.size else label("", *parts[int(filled[at])][:2])[2:]
+            "the manifest" if at == filled.size else label("", *places.name(int(filled[at])))[2:]
             for at in (int(before[index]), int(after[index]))
         ]
         raise FormatError(
             "zt2.blob-overlap", f"expected blobs that are equal or apart, found {found[0]} and {found[1]}", where=file
         )
-
-
-def _parts(objects: Mapping[str, Object]) -> Iterator[tuple[str, str, Blob]]:
-    for name, obj in objects.items():
-        for role, part in obj.parts.items():
-            yield name, role, part

@@ -7,6 +7,7 @@ The digest of a whole file is compared where nothing else tells it from others o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
 from typing import NamedTuple
 
 from ingot.core import checksums
@@ -72,12 +73,18 @@ class _Finder:
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
         self._store, self._name = store, name
         self._shards: Mapping[str, Shard] = stated(manifest.shards) or {}
-        self._wanted: dict[str, set[_Held]] = {shard: set() for shard in self._shards}
-        for blob in _blobs(manifest):
-            if stated(blob.shard) in self._wanted:
-                self._wanted[stated(blob.shard)].add(_held(blob))
+        self._manifest = manifest
         self._held: dict[str, set[_Held]] = {}
         self._digests: dict[tuple[str, str], str] = {}
+
+    @cached_property
+    def _wanted(self) -> dict[str, set[_Held]]:
+        """What is referred to, by shard; of many tensors, so that it is asked for where a file's name does not tell."""
+        wanted: dict[str, set[_Held]] = {shard: set() for shard in self._shards}
+        for blob in _blobs(self._manifest):
+            if stated(blob.shard) in wanted:
+                wanted[stated(blob.shard)].add(_held(blob))
+        return wanted
 
     def find(self, shard: str) -> str:
         """Return the name of the file; raises ``UsageError`` ``zt2.shard-missing``."""
