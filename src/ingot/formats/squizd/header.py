@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite
 
 import numpy as np
@@ -17,10 +17,9 @@ from ingot.formats.squizd.layout import (
     VERSION,
     DraftMeta,
     Header,
-    IndexEntry,
+    LayerIndex,
     Sparsity,
     sparsity_crc,
-    unpack_index,
 )
 from ingot.model.bytesource import ByteSource
 from ingot.model.features import KNOWN, Flags
@@ -115,7 +114,7 @@ def _oddities(header: Header) -> Iterator[tuple[str, str]]:
             yield "squizd.unused-draft", "expected zero draft metadata without EAGLE, found other bytes"
 
 
-def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], Notes]:
+def read_index(source: ByteSource, header: Header) -> tuple[LayerIndex, Notes]:
     """Return the layer index, its blocks inside the file, in order and apart.
 
     Raises
@@ -132,29 +131,27 @@ def read_index(source: ByteSource, header: Header) -> tuple[list[IndexEntry], No
             f"{source.size} bytes; {CUT_OFF}",
             where=source.name,
         )
-    index = unpack_index(read_bytes(source, HEADER, size))
+    index = LayerIndex(read_bytes(source, HEADER, size))
     if not _in_order(index, source.size):
         _check_index(index, source)
     notes = []
-    if any(entry.reserved for entry in index):
+    if index.column("reserved").any():
         notes.append(("squizd.reserved", "expected reserved words of the layer index to be 0, found others"))
     return index, notes
 
 
-def _in_order(index: Sequence[IndexEntry], size: int) -> bool:
+def _in_order(index: LayerIndex, size: int) -> bool:
     """Whether the layers plainly lie in the file, in order and apart; there may be 65,535."""
-    layers = [entry[:3] for entry in index]
-    if any(offset > size or length > size for _, offset, length in layers):
+    offsets, lengths = index.column("offset"), index.column("length")
+    if (offsets > size).any() or (lengths > size).any() or (offsets + lengths > size).any():
         return False
-    numbers, offsets, lengths = np.array(layers, np.int64).reshape(-1, 3).T
     filled, ends = lengths > 0, offsets + lengths
-    tails = np.append(HEADER + INDEX_ENTRY * len(index), ends[filled])
-    return bool(
-        (numbers == np.arange(len(index))).all() and (ends <= size).all() and (offsets[filled] >= tails[:-1]).all()
-    )
+    tails = np.append(np.uint64(HEADER + INDEX_ENTRY * len(index)), ends[filled])
+    in_place = (offsets[filled] >= tails[:-1]).all()
+    return bool(in_place and (index.column("layer") == np.arange(len(index))).all())
 
 
-def _check_index(index: Sequence[IndexEntry], source: ByteSource) -> None:
+def _check_index(index: LayerIndex, source: ByteSource) -> None:
     size = INDEX_ENTRY * len(index)
     tail = HEADER + size
     for number, entry in enumerate(index):

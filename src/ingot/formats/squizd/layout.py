@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
@@ -34,6 +37,7 @@ SUB_BLOCK_BIT = 1 << 63
 
 _HEADER = struct.Struct("<4sHIHHIQ")
 _INDEX = struct.Struct("<IQQQI")
+_ENTRIES = np.dtype([("layer", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("scales", "<u8"), ("reserved", "<u4")])
 _SPARSITY = struct.Struct("<IIIf16s")
 _DRAFT = struct.Struct("<QQII8s")
 
@@ -165,6 +169,37 @@ class IndexEntry(NamedTuple):
         return _INDEX.pack(self.layer, self.offset, self.length, self.scales, self.reserved)
 
 
-def unpack_index(data: bytes) -> list[IndexEntry]:
-    """Return the entries of a layer index table."""
-    return [*map(IndexEntry._make, _INDEX.iter_unpack(data))]
+class LayerIndex(Sequence[IndexEntry]):
+    """A layer index in columns: there may be 65,535 entries, which are made when they are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._entries = np.frombuffer(data, _ENTRIES)
+
+    @overload
+    def __getitem__(self, at: int) -> IndexEntry: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[IndexEntry]: ...
+
+    def __getitem__(self, at: int | slice) -> IndexEntry | list[IndexEntry]:
+        if isinstance(at, slice):
+            return [*map(IndexEntry._make, self._entries[at].tolist())]
+        return IndexEntry._make(self._entries[at].item())
+
+    def __len__(self) -> int:
+        return self._entries.size
+
+    def column(self, field: str) -> NDArray[np.unsignedinteger[Any]]:
+        """Return a field of all entries."""
+        found: NDArray[np.unsignedinteger[Any]] = self._entries[field]
+        return found
+
+    def spans(self) -> NDArray[np.int64]:
+        """Return where each layer begins and ends; zeros where it has no bytes. They have to lie in a file."""
+        starts, lengths = (self.column(field).astype(np.int64) for field in ("offset", "length"))
+        return np.stack([starts, starts + lengths], 1) * (lengths > 0)[:, None]
+
+    def inside(self) -> NDArray[np.int64]:
+        """Return the numbers of the layers whose ``scales`` lie in them."""
+        starts, lengths, places = (self.column(field) for field in ("offset", "length", "scales"))
+        return np.flatnonzero((starts <= places) & (places - starts < lengths))

@@ -87,13 +87,13 @@ def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[Form, tuple[PartSpec, ..
     return Form(block), (PartSpec(piece.role, piece.dtype, piece.length, piece.type),)
 
 
-def plain_of(source: HeaderSource, entries: Entries, layers: Sequence[Span]) -> Plain:
+def plain_of(source: HeaderSource, entries: Entries, layers: Array) -> Plain:
     """Find the dense tensors whose blocks lie in their layers as the directory says; others deserve a closer look."""
     columns = entries.columns
     offsets, ranks = numbers(columns.offset.first), np.diff(numbers(columns.shape.second))
     lengths = numbers(columns.shape.third) * chosen(columns.dtype, _WHOLE_BYTES, 0) + _FIXED + 4 * ranks
     layer = numbers(columns.layer.first)
-    bounds = np.array([*layers, (0, 0)], np.int64)  # the last for a layer that is not there
+    bounds = np.append(layers, [(0, 0)], 0)  # the last for a layer that is not there
     first, end = bounds[np.minimum(layer, len(layers))].T
     good = _simple(columns) & (first <= offsets) & (offsets < end) & (lengths <= end - offsets)
     places = np.flatnonzero(good)

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from ingot.core import checksums
+from ingot.core.columns import Array
 from ingot.core.manifest_digest import KEY
 from ingot.errors import FormatError, IntegrityError
 from ingot.formats.base import Catalog
@@ -30,12 +31,11 @@ from ingot.formats.squizd.layout import (
     SCALES_MAGIC,
     TABLE_HEADER,
     Header,
-    IndexEntry,
+    LayerIndex,
 )
 from ingot.formats.squizd.masks import masked, places_of
 from ingot.formats.squizd.scales import tables
 from ingot.formats.squizd.section_reader import (
-    Span,
     closely,
     locate,
     masks_by_layer,
@@ -67,16 +67,16 @@ class _Read:
     source: HeaderSource
     file: ByteSource
     header: Header
-    index: Sequence[IndexEntry]
+    index: LayerIndex
     notes: Notes
     verify: bool
     remarks: Notes = field(default_factory=list)
     limit: int = 0  # where the last appendix has to end
     scaled: int = 0  # quantized matrices of a model without names
-    layers: list[Span] = field(init=False)
+    layers: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.layers = [(start, start + length) if length else (0, 0) for _, start, length, *_ in self.index]
+        self.layers = self.index.spans()
 
     @property
     def where(self) -> str:
@@ -109,8 +109,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     state = _opened(source, verify)
     file, source, header = state.file, state.source, state.header
     begin = HEADER + INDEX_ENTRY * header.layer_count
-    start = max([begin, *(end for _, end in state.layers)])
-    filled = np.array([span for span in state.layers if span[1] > span[0]], np.int64).reshape(-1, 2)
+    start = max(begin, int(state.layers[:, 1].max()))
+    filled = state.layers[state.layers[:, 1] > state.layers[:, 0]]
     note_gaps(source, filled, [(begin, start)], state.remarks, _BETWEEN)
     places, behind = _tables(state, start)
     at = _directory_place(state, behind)
@@ -168,7 +168,7 @@ def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
 def _without_directory(state: _Read, places: Sequence[tuple[int, int]], tail: int) -> dict[str, Located]:
     state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
     masks = _masks(state)
-    spans = [(start, masks.get(layer, end)) for layer, (start, end) in enumerate(state.layers)]
+    spans = [(start, masks.get(layer, end)) for layer, (start, end) in enumerate(state.layers.tolist())]
     blocks = walk(state.source, spans, state.where)
     matrices = matrices_of(blocks)
     layers = [masked(layer, matrices[layer], at, _mask_bytes(state, layer, at)) for layer, at in masks.items()]
@@ -184,7 +184,7 @@ def _without_directory(state: _Read, places: Sequence[tuple[int, int]], tail: in
 
 def _mask_bytes(state: _Read, layer: int, at: int) -> bytes:
     """Read a layer's masks: from ``at`` to its end."""
-    size = state.layers[layer][1] - at
+    size = int(state.layers[layer, 1]) - at
     if size > _CHUNK:
         raise state.refuse("squizd.sparse-masks", f"expected masks of at most {_CHUNK} bytes a layer, found {size}")
     return read_bytes(state.source, at, size)
@@ -192,8 +192,8 @@ def _mask_bytes(state: _Read, layer: int, at: int) -> bytes:
 
 def _masks(state: _Read) -> dict[int, int]:
     """Return where masks begin in the layers that have them: ``scale_offset`` lies in the layer then."""
-    inside = [entry for entry in state.index if entry.offset <= entry.scales < entry.offset + entry.length]
-    return {entry.layer: entry.scales for entry in inside} if state.has(Flags.SPARSE) else {}
+    inside = state.index.inside().tolist() if state.has(Flags.SPARSE) else ()
+    return {layer: state.index[layer].scales for layer in inside}
 
 
 def _check_flags(state: _Read, located: Mapping[str, Located]) -> None:
@@ -214,20 +214,21 @@ def _check_index_scales(state: _Read, tables: Sequence[int], masks: dict[int, in
         raise state.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, found none")
     if masks and not state.has(Flags.SPARSE):
         raise state.refuse("squizd.flag-missing", "expected flag SPARSE with masks")
-    inside = [entry.layer for entry in state.index if entry.offset <= entry.scales < entry.offset + entry.length]
-    if state.has(Flags.SPARSE) and len(inside) != state.header.sparsity.layers:
+    inside = len(state.index.inside())
+    if state.has(Flags.SPARSE) and inside != state.header.sparsity.layers:
         raise state.refuse(
             "squizd.sparse-layers",
-            f"expected masks in n_sparse_layers = {state.header.sparsity.layers} layers, found {len(inside)}",
+            f"expected masks in n_sparse_layers = {state.header.sparsity.layers} layers, found {inside}",
         )
-    allowed = {0, *tables}
-    for entry in state.index:
-        wanted = {masks[entry.layer]} if entry.layer in masks else allowed
-        if entry.scales not in wanted:
-            raise state.refuse(
-                "squizd.scale-offset",
-                f"expected scale_offset of layer {entry.layer} at {sorted(wanted)}, found {entry.scales}",
-            )
+    allowed, found = {0, *tables}, state.index.column("scales")
+    right = np.isin(found, np.array([*allowed], np.uint64))
+    for layer, at in masks.items():
+        right[layer] = found[layer] == at
+    if not right.all():
+        layer = int(np.argmin(right))
+        wanted = {masks[layer]} if layer in masks else allowed
+        message = f"expected scale_offset of layer {layer} at {sorted(wanted)}, found {found[layer]}"
+        raise state.refuse("squizd.scale-offset", message)
 
 
 def _appendices(
@@ -299,7 +300,7 @@ def _draft(state: _Read, directory: Directory | None, main: Sequence[tuple[int, 
             name: replace(item, spec=replace(item.spec, name=name))
             for name, item in zip(names, located.values(), strict=True)
         }
-    return locate(source, own, [(span[0], behind)], places, state.notes, where)
+    return locate(source, own, np.array([(span[0], behind)]), places, state.notes, where)
 
 
 def _draft_blocks(state: _Read) -> list[Walked]:

@@ -67,13 +67,13 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
 
 
 def locate(
-    source: HeaderSource, directory: Directory, layers: Sequence[Span], tables: TablePlaces, notes: Notes, where: str
+    source: HeaderSource, directory: Directory, layers: Array, tables: TablePlaces, notes: Notes, where: str
 ) -> Mapping[str, Located]:
     """Find every tensor of a directory; bytes of a layer that belong to none and are not padding become a note.
 
     Parameters
     ----------
-    layers : sequence of (start, end)
+    layers : rows of start and end
         Byte spans of the layers' weight blocks.
     tables : sequence of (offset of the first entry, number of entries)
 
@@ -89,7 +89,8 @@ def locate(
     by_name: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
     others = {name: entries[name] for name in (entries if plain is None else plain.others())}
-    source.expect(_heads(others, layers))
+    if others:
+        source.expect(_heads(others, layers))
     for name, entry in others.items():
         by_name[name] = _closely(source, name, entry, layers, where)
         spans.append((entry.offset, entry.offset + (by_name[name].form.block.length or 0), name))
@@ -108,14 +109,14 @@ def locate(
     return by_name if plain is None else Found(plain, by_name)
 
 
-def _closely(source: HeaderSource, name: str, entry: Entry, layers: Sequence[Span], where: str) -> Located:
+def _closely(source: HeaderSource, name: str, entry: Entry, layers: Array, where: str) -> Located:
     """Look at one tensor's block, and at its mask's place."""
     location = _place(where, name)
     if entry.layer >= len(layers):
         raise FormatError(
             "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=location
         )
-    start, end = layers[entry.layer]
+    start, end = layers[entry.layer].tolist()
     if not start <= entry.offset < end:
         raise FormatError(
             "squizd.block-outside-layer",
@@ -135,11 +136,11 @@ def _place(where: str, name: str) -> str:
     return f"{where}: tensor {name[:200]!r}"
 
 
-def _heads(entries: Mapping[str, Entry], layers: Sequence[Span]) -> Iterator[Range]:
+def _heads(entries: Mapping[str, Entry], layers: Array) -> Iterator[Range]:
     """Yield where the heads of blocks lie, with the padding before them, and the padding behind the layers' last."""
     for entry in entries.values():
         yield entry.offset - ALIGNMENT, ALIGNMENT + TCA_HEADER
-    for start, end in layers:
+    for start, end in layers.tolist():
         if end > start:
             yield end - ALIGNMENT, ALIGNMENT
 
@@ -173,13 +174,14 @@ def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
 
 
 def note_gaps(
-    source: HeaderSource, inner: Array, outer: Sequence[Span], notes: Notes, rule: str = "squizd.gap"
+    source: HeaderSource, inner: Array, outer: Sequence[Span] | Array, notes: Notes, rule: str = "squizd.gap"
 ) -> None:
     """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
 
     The inner spans, rows of beginning and end, are apart and inside the outer ones, and so are these among themselves.
     """
-    filled = np.array([span for span in outer if span[1] > span[0]], np.int64).reshape(-1, 2)
+    spans = np.array(outer, np.int64).reshape(-1, 2)
+    filled = spans[spans[:, 1] > spans[:, 0]]
     ends = np.sort(np.concatenate([inner[:, 1], filled[:, 0]]))
     lengths = np.sort(np.concatenate([inner[:, 0], filled[:, 1]])) - ends
     note = (rule, "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
