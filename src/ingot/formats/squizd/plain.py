@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ingot.core.columns import Array, chosen, numbers
@@ -154,12 +155,10 @@ def is_padding(source: HeaderSource, starts: Array, lengths: Array) -> bool:
     if (lengths >= ALIGNMENT).any():
         return False
     for some, base, memory in source.pieces(starts, lengths):
-        ends = np.cumsum(lengths[some])
-        if not ends.size or not ends[-1]:
-            continue
-        inside = np.arange(ends[-1]) + np.repeat(starts[some] - base - ends + lengths[some], lengths[some])
-        if memory[inside].any():
-            return False
+        begins, sizes = starts[some] - base, lengths[some]
+        for size in np.unique(sizes[sizes > 0]).tolist():
+            if sliding_window_view(memory, size)[begins[sizes == size]].any():
+                return False
     return True
 
 
