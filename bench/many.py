@@ -31,16 +31,16 @@ EDGE = 16
 FEW = 5  # runs where what is left of a difference is little
 
 
-def make(path: Path, count: int, edge: int) -> None:
+def make(path: Path, count: int, edge: int, seed: int = 0) -> None:
     """Write so many f16 matrices of ``edge`` rows and columns under the names of a model of experts."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     names = (f"model.layers.{index // 64}.mlp.experts.{index % 64}.w{index}.weight" for index in range(count))
     save_file({name: rng.integers(0, 0x3C00, (edge, edge), np.uint16).view(np.float16) for name in names}, path)
 
 
 def operations(folder: Path) -> dict[str, Callable[[], object]]:
-    """Return what is measured; ``source.safetensors`` and ``source.zt`` lie in the folder."""
-    dense, zt = folder / "source.safetensors", folder / "source.zt"
+    """Return what is measured; the sources of ``prepare`` lie in the folder."""
+    dense, zt, tuned = (folder / name for name in ("source.safetensors", "source.zt", "tuned.safetensors"))
     return {
         "list .zt": lambda: list(ingot.open(zt).values()),
         "load .zt": lambda: ingot.numpy.load_file(zt),
@@ -49,6 +49,12 @@ def operations(folder: Path) -> dict[str, Callable[[], object]]:
         "verify .zt": lambda: ingot.verify(zt),
         "compare both": lambda: ingot.compare(dense, zt),
         "convert to .zt": lambda: ingot.convert(dense, folder / "result.zt", overwrite=True),
+        "convert to .zt 2": lambda: ingot.convert(dense, folder / "result.zt", container="2", overwrite=True),
+        "convert to .squizd": lambda: ingot.convert(dense, folder / "result.squizd", overwrite=True),
+        "convert .safetensors": lambda: ingot.convert(zt, folder / "result.safetensors", overwrite=True),
+        "diff to .wdelta": lambda: ingot.diff(
+            dense, tuned, folder / "result.wdelta", strategy="sparse", measure=False, overwrite=True
+        ),
     }
 
 
@@ -72,10 +78,11 @@ def measure(folder: Path, name: str, repeat: int) -> dict[str, float]:
 
 
 def prepare(root: Path, count: int, edge: int) -> Path:
-    """Make both sources of so many tensors."""
+    """Make the sources of so many tensors."""
     folder = root / f"{count}x{edge}"
     folder.mkdir()
     make(folder / "source.safetensors", count, edge)
+    make(folder / "tuned.safetensors", count, edge, 1)
     ingot.convert(folder / "source.safetensors", folder / "source.zt")
     return folder
 

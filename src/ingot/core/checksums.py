@@ -82,8 +82,11 @@ class Xxh3:
     def update(self, data: Buffer, /) -> None:
         native.xxh3_update(self._state, data)
 
+    def value(self) -> int:
+        return int(native.xxh3_digest(self._state))
+
     def text(self) -> str:
-        return f"xxh3:{native.xxh3_digest(self._state):016x}"
+        return f"xxh3:{self.value():016x}"
 
 
 def hex_of(running: Hasher) -> str:
@@ -93,9 +96,9 @@ def hex_of(running: Hasher) -> str:
 
 def xxh3(data: Buffer) -> int:
     """XXH3 with 64 bits of a buffer."""
-    state = native.Xxh3()
-    native.xxh3_update(state, data)
-    return int(native.xxh3_digest(state))
+    running = Xxh3()
+    running.update(data)
+    return running.value()
 
 
 def fnv1a64(data: Buffer) -> int:

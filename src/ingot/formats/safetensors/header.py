@@ -178,13 +178,18 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) 
         )
 
 
-def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearray:
     """Return prefix and header, padded with spaces to a multiple of 8 so that the data buffer is aligned.
 
-    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any.
+    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any. Entries are
+    asked for one after the other.
     """
-    table: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    table.update(entries)
-    text = msgspec.json.encode(table)
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(PREFIX, "little") + text
+    found, encoded = bytearray(PREFIX) + b"{", msgspec.json.Encoder().encode
+    if metadata:
+        found += b"%b:%b" % (encoded(METADATA), encoded(dict(metadata)))
+    for key, entry in entries.items():
+        found += b"%b%b:%b" % (b"," if len(found) > PREFIX + 1 else b"", encoded(key), encoded(entry))
+    found += b"}"
+    found += b" " * (-len(found) % 8)
+    found[:PREFIX] = (len(found) - PREFIX).to_bytes(PREFIX, "little")
+    return found

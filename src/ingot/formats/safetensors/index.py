@@ -187,17 +187,17 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
     return merged, notes
 
 
-def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[list[TensorSpec]]:
+def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[Sequence[TensorSpec]]:
     """Cut tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
 
     In order: a tensor larger than ``max_shard`` bytes gets a shard of its own at once; else it joins the current shard,
     or begins the next one if it would pass the limit.
     """
     if max_shard is None:
-        return [list(specs)]
+        return [specs]
     if max_shard < 1:
         raise UsageError(f"expected shards of at least one byte, found {max_shard}", rule="safetensors.max-shard")
-    shards: list[list[TensorSpec]] = []
+    shards: list[Sequence[TensorSpec]] = []
     current: list[TensorSpec] = []
     filled = 0
     for spec in specs:

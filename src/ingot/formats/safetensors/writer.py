@@ -6,10 +6,12 @@ in code-point order within a type. A file of the same tensors is the same file.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.core import checksums, manifest_digest
+from ingot.core.columns import Rows
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
@@ -96,25 +98,55 @@ class Shard:
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
-        self._entries: dict[str, Entry] = {}
-        position = 0
-        entries = [piece for spec in specs for piece in carrier.pieces(spec)]
-        for piece in sorted(entries, key=lambda piece: (-_RANK[piece.dtype], piece.key)):
-            end = position + piece.nbytes
-            self._entries[piece.key] = Entry(DTYPES[piece.dtype].safetensors or "", piece.shape, (position, end))
-            position = end
-        if len(self._entries) != len(entries):
-            raise UsageError("expected each key once", rule="writer.duplicate", where=name)
+        self._kinds: list[tuple[str, tuple[int, ...]]] = []
+        self._number, self._begin, self._at = array("I"), array("q"), dict[str, int]()
+        self._lay(specs, carrier)
         self.head = self._encoded(metadata)
-        self.places = {key: len(self.head) + entry.data_offsets[0] for key, entry in self._entries.items()}
-        self.size = len(self.head) + position
+        self.size = len(self.head) + self._begin[-1]
         self.missing = len(specs)
         self.sink: Sink | None = None
 
-    def _encoded(self, metadata: Mapping[str, str]) -> bytes:
-        head = encode(self._entries, metadata)
+    def _lay(self, specs: Sequence[TensorSpec], carrier: Carrier) -> None:
+        """Give every entry its place. There are many: what they share is kept once, and numbers in arrays."""
+        known: dict[tuple[str, tuple[int, ...]], int] = {}
+        found: dict[int, list[tuple[str, int]]] = {}
+        sizes: list[int] = []
+        for spec in specs:
+            for piece in carrier.pieces(spec):
+                kind = piece.dtype, piece.shape
+                number = known.setdefault(kind, len(known))
+                if number == len(sizes):
+                    sizes.append(piece.nbytes)
+                found.setdefault(_RANK[piece.dtype], []).append((piece.key, number))
+        self._kinds = [*known]
+        position = 0
+        for rank in sorted(found, reverse=True):
+            for key, number in sorted(found.pop(rank)):
+                self._at[key] = len(self._number)
+                self._number.append(number)
+                self._begin.append(position)
+                position += sizes[number]
+        self._begin.append(position)
+        if len(self._at) != len(self._number):
+            raise UsageError("expected each key once", rule="writer.duplicate", where=self.name)
+
+    def place(self, key: str) -> int:
+        """Return where the bytes of an entry begin in the file."""
+        return len(self.head) + self._begin[self._at[key]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no entries."""
+        return not self._at
+
+    def _entry(self, at: int) -> Entry:
+        dtype, shape = self._kinds[self._number[at]]
+        return Entry(DTYPES[dtype].safetensors or "", shape, (self._begin[at], self._begin[at + 1]))
+
+    def _encoded(self, metadata: Mapping[str, str]) -> bytearray:
+        head = encode(Rows(self._at, self._entry), metadata)
         if metadata.get(manifest_digest.KEY) == manifest_digest.stand_in(ALGORITHM):
-            head = head[:PREFIX] + manifest_digest.fill_json(head[PREFIX:], ALGORITHM)
+            head = head[:PREFIX] + manifest_digest.fill_json(bytes(head[PREFIX:]), ALGORITHM)
         if len(head) - PREFIX > MAX_HEADER:
             raise UnsupportedError(
                 f"the header would pass {MAX_HEADER} bytes: write smaller shards",
@@ -170,11 +202,13 @@ class SafetensorsWriter:
         carrier: Carrier,
     ) -> None:
         specs, metadata = artifact.tensors, artifact.metadata
-        self._target, self._name, self._specs, self._carrier = target, name, list(specs), carrier
+        self._target, self._name, self._specs, self._carrier = target, name, specs, carrier
         self._shards = layout(name, artifact, options, carrier)
         members = split(specs, options.max_shard, carrier)
-        self._index = encode_index(members, [shard.name for shard in self._shards], carrier)
-        self._shard_of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
+        self._index, self._of = b"", dict[str, Shard]()
+        if len(members) > 1:
+            self._index = encode_index(members, [shard.name for shard in self._shards], carrier)
+            self._of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
         self._late = KEY in metadata
         self._metadata = dict(metadata)
         self._found: dict[str, str] | None = {} if is_patch(specs, metadata) and options.digest else None
@@ -182,17 +216,21 @@ class SafetensorsWriter:
         self._pieces: dict[str, Piece] = {}
         self._digests: dict[str, checksums.Hasher] = {}
 
+    def _shard(self, name: str) -> Shard:
+        """Return the file that a tensor of the specs lies in."""
+        return self._of[name] if self._of else self._shards[0]
+
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; its file is created now if it is the first there."""
         self._order.begin(spec)
-        shard = self._shard_of[spec.name]
+        shard = self._shard(spec.name)
         sink = shard.open(self._target)
         self._pieces = {piece.role: piece for piece in self._carrier.pieces(spec)}
         self._digests = {role: checksums.hasher("crc32c") for role in self._pieces}
         for role, piece in self._pieces.items():
             if piece.content is not None:
                 content = piece.content()
-                sink.write_at(shard.places[piece.key], content)
+                sink.write_at(shard.place(piece.key), content)
                 self._digests[role].update(content)
 
     def write(self, role: str, data: Buffer) -> None:
@@ -200,16 +238,16 @@ class SafetensorsWriter:
         size = memoryview(data).nbytes
         position = self._order.write(role, size)
         assert self._order.current is not None
-        shard, piece = self._shard_of[self._order.current.name], self._pieces[role]
-        shard.open(self._target).write_at(shard.places[piece.key] + position, data)
+        shard, piece = self._shard(self._order.current.name), self._pieces[role]
+        shard.open(self._target).write_at(shard.place(piece.key) + position, data)
         self._digests[role].update(memoryview(data).cast("B") if size else b"")
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record tells each part's file, offset, length and CRC-32C."""
         spec = self._order.end()
-        shard = self._shard_of[spec.name]
+        shard = self._shard(spec.name)
         blobs = [
-            [shard.name, shard.places[piece.key], piece.nbytes, self._digests[role].text()]
+            [shard.name, shard.place(piece.key), piece.nbytes, self._digests[role].text()]
             for role, piece in self._pieces.items()
         ]
         self._note(self._pieces.values(), blobs)
@@ -224,9 +262,9 @@ class SafetensorsWriter:
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
         spec = self._order.expect(record["name"])
-        shard = self._shard_of[spec.name]
+        shard = self._shard(spec.name)
         blobs = [list(blob)[:2] for blob in record["blobs"]]
-        if blobs != [[shard.name, shard.places[piece.key]] for piece in self._carrier.pieces(spec)]:
+        if blobs != [[shard.name, shard.place(piece.key)] for piece in self._carrier.pieces(spec)]:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
             )
@@ -248,7 +286,7 @@ class SafetensorsWriter:
 
     def file_of(self, name: str) -> str | None:
         """Return the file that a tensor of the specs lies in; None of a delta, whose headers come last."""
-        return None if self._late else self._shard_of[name].name
+        return None if self._late else self._shard(name).name
 
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
@@ -260,7 +298,7 @@ class SafetensorsWriter:
         if self._found is not None:
             self._amend(self._found)
         for shard in self._shards:
-            if self._late or not shard.places:  # the others were completed with their last tensor
+            if self._late or shard.empty:  # the others were completed with their last tensor
                 shard.complete(self._target)
         names = [shard.name for shard in self._shards]
         if len(self._shards) > 1:

@@ -40,6 +40,7 @@ class Zt2Format(BySuffix):
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = (SEEKABLE,)
     stores_once = True
+    per_tensor = 640  # of the manifest, where blobs lie, and of the report, with room to grow
     containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +14,8 @@ from ingot.formats.manifests import Schema
 
 MAX_NAME = 1024
 """Bytes of a name."""
+_MAP = 5 << 5  # CBOR's major type, in a head's first byte
+_AT_ONCE = 1 << 12  # entries that are written together
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -85,3 +88,53 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
         return msgspec.convert(root, Manifest)
     except msgspec.ValidationError as error:
         raise _SCHEMA.blame(root, error, file) from None
+
+
+class Entries:
+    """Entries of a manifest as they will be written, in any order: what they say takes far more memory."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._starts, self._data = array("q", (0,)), bytearray()
+
+    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Add the entry of a tensor, each name once; errors as ``cbor.dumps``."""
+        self._data += cbor.dumps([{name: entry}], sort=True)[2:]  # as deep as it lies in the root
+        self._names.append(name)
+        self._starts.append(len(self._data))
+
+    def update(self, others: Entries) -> None:
+        """Add those of others, whose names are other ones."""
+        end = len(self._data)
+        self._names += others._names
+        self._starts.extend(end + start for start in others._starts[1:])
+        self._data += others._data
+
+    def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the bytes of a manifest with these entries, in pieces; the same entries give the same, in any order."""
+        yield bytes([_MAP | 1 + bool(shards) + bool(metadata)])
+        if shards:
+            yield _pair("shards", shards)
+        count = bytearray(cbor.dumps(len(self._names)))
+        count[0] |= _MAP  # the head of a map of so many is spelled as the number is
+        yield cbor.dumps("objects") + count
+        view, starts = memoryview(self._data), self._starts
+        order = self._in_order()
+        for first in range(0, len(order), _AT_ONCE):
+            yield b"".join(view[starts[at] : starts[at + 1]] for at in order[first : first + _AT_ONCE])
+        if metadata:
+            yield _pair("attributes", metadata)
+
+    def _in_order(self) -> list[int]:
+        """Return the entries as the deterministic encoding has them: by the bytes of names, whose number comes first.
+
+        Names compare as their bytes do in UTF-8.
+        """
+        by_length: dict[int, list[int]] = {}
+        for at, name in enumerate(self._names):
+            by_length.setdefault(len(name.encode()), []).append(at)
+        return [at for size in sorted(by_length) for at in sorted(by_length[size], key=self._names.__getitem__)]
+
+
+def _pair(key: str, value: Any) -> bytes:
+    return cbor.dumps({key: value}, sort=True)[1:]

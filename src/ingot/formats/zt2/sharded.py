@@ -11,22 +11,23 @@ from typing import Any
 from ingot.core.checksums import digest as digest_of
 from ingot.errors import UsageError
 from ingot.formats.zt2.layout import FOOTER, MAGIC, align
+from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.shards import shard_file
-from ingot.formats.zt2.specs import ALGORITHMS, blobs_end, build, file_size, stand_ins
+from ingot.formats.zt2.specs import ALGORITHMS, blobs_end, file_size, manifest_size, stand_ins
 from ingot.formats.zt2.writer import Zt2Writer, write_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.spec import TensorSpec
 
 
-def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[list[TensorSpec]]:
+def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[TensorSpec]]:
     """Cut tensors into shards of at most ``max_shard`` bytes, as they come; a larger tensor has one of its own.
 
     Raises ``UsageError`` ``zt2.max-shard``: less than a byte.
     """
     if max_shard is None:
-        return [list(specs)]
+        return [specs]
     if max_shard < 1:
         raise UsageError(f"expected shards of at least one byte, found {max_shard}", rule="zt2.max-shard")
     shards: list[list[TensorSpec]] = [[]]
@@ -38,20 +39,20 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[list[Tenso
             end = blobs_end(len(MAGIC), spec)
         shards[-1].append(spec)
         tail = end
-    return shards
+    return [*shards]
 
 
 def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest: str | None) -> int:
     """Return the bytes of all files if no two parts were equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
-    objects, shards, total = dict[str, Any](), dict[str, Any](), align(len(MAGIC)) + FOOTER
+    entries, shards, total = Entries(), dict[str, Any](), align(len(MAGIC)) + FOOTER
     for index, specs in enumerate(members):
         described, end = stand_ins(specs, digest, _label(index))
-        objects.update(described)
+        entries.update(described)
         shards[_label(index)] = {"size": end + FOOTER, "digest": digest_of(_algorithm(digest), b"")}
         total += end + FOOTER
-    return total + len(build(objects, artifact.metadata, shards))
+    return total + manifest_size(entries, artifact.metadata, shards)
 
 
 def _algorithm(digest: str | None) -> str:
@@ -90,7 +91,7 @@ class Zt2ShardsWriter:
         self._at = {spec.name: index for index, specs in enumerate(members) for spec in specs}
         if len(self._at) != sum(map(len, members)):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=name)
-        self._objects: dict[str, Any] = {}
+        self._entries = Entries()
         self._shards: dict[str, Any] = {}
         self._open: Zt2Writer | None = None
         self.amend(metadata)
@@ -125,7 +126,7 @@ class Zt2ShardsWriter:
         sink = self._target.create(self._name)
         try:
             sink.write_at(0, MAGIC)
-            write_manifest(sink, len(MAGIC), self._objects, self._metadata, self._shards)
+            write_manifest(sink, len(MAGIC), self._entries, self._metadata, self._shards)
         except BaseException:
             sink.close()
             raise
@@ -162,5 +163,5 @@ class Zt2ShardsWriter:
         """Complete the shard that is being written."""
         writer = self._current()
         self._shards[_label(len(self._shards))] = writer.seal(_algorithm(self._digest))
-        self._objects.update(writer.objects)
+        self._entries.update(writer.entries)
         self._open = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, align
-from ingot.formats.zt2.manifest import Object
+from ingot.formats.zt2.manifest import MAX_NAME, Entries, Object
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.profiles import meaning, ways
 from ingot.formats.zt2.rules import check_names, check_object
@@ -76,6 +75,28 @@ def written_as(spec: TensorSpec) -> Written:
         rule="zt2.meaning",
         where=spec.name,
     )
+
+
+class Sayings:
+    """How tensors are written, one after the other: of those that differ in their names alone it is asked once."""
+
+    def __init__(self) -> None:
+        self._last: TensorSpec | None = None
+        self._written = Written("", {})
+
+    def of(self, spec: TensorSpec) -> Written:
+        """Return how a tensor is written; errors as of ``written_as``."""
+        last = self._last
+        alike = (
+            last is not None
+            and (spec.parts is last.parts and spec.params is last.params)
+            and (spec.shape, spec.dtype, spec.codec) == (last.shape, last.dtype, last.codec)
+            and 0 < 4 * len(spec.name) <= MAX_NAME
+            and "\0" not in spec.name
+        )
+        if not alike:
+            self._written, self._last = written_as(spec), spec
+        return self._written
 
 
 def _means_same(spec: TensorSpec, written: Written) -> bool:
@@ -144,10 +165,9 @@ def describe(spec: TensorSpec, written: Written, places: Mapping[str, Placed]) -
     return {**entry, "attributes": dict(written.attributes)} if written.attributes else entry
 
 
-def build(objects: Mapping[str, Any], metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> bytes:
-    """Return the manifest's bytes; the same entries give the same, in whatever order they come."""
-    more = {"attributes": metadata, "shards": shards}
-    return cbor.dumps({"objects": objects, **{key: value for key, value in more.items() if value}}, sort=True)
+def manifest_size(entries: Entries, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
+    """Return the bytes of a manifest."""
+    return sum(map(len, entries.manifest(metadata, shards)))
 
 
 def blobs_end(tail: int, spec: TensorSpec) -> int:
@@ -158,7 +178,7 @@ def blobs_end(tail: int, spec: TensorSpec) -> int:
     return tail
 
 
-def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None = None) -> tuple[dict[str, Any], int]:
+def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None = None) -> tuple[Entries, int]:
     """Return what a manifest says of tensors if no two parts are equal, and where their blobs end.
 
     Digests stand in for those that are not known yet; an unknown length counts as the most that it can be.
@@ -166,20 +186,19 @@ def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None
     algorithm = ALGORITHMS[digest]
     stand_in = None if algorithm is None else digest_of(algorithm, b"")
     tail = len(MAGIC)
-    objects: dict[str, Any] = {}
+    entries, sayings = Entries(), Sayings()
     for spec in specs:
-        written = written_as(spec)
+        written = sayings.of(spec)
         places: dict[str, Placed] = {}
         for part in in_order(spec, written):
             tail = align(tail)
             places[part.role] = Placed(tail, part.at_most, stand_in, shard)
             tail += part.at_most
-        whole = replace(spec, parts=tuple(replace(part, length=part.at_most) for part in spec.parts))
-        objects[spec.name] = describe(whole, written, places)
-    return objects, tail
+        entries.add(spec.name, describe(spec, written, places))
+    return entries, tail
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
     """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be."""
-    objects, tail = stand_ins(specs, digest)
-    return align(tail) + len(build(objects, metadata, {})) + FOOTER
+    entries, tail = stand_ins(specs, digest)
+    return align(tail) + manifest_size(entries, metadata, {}) + FOOTER

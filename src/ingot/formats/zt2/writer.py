@@ -16,10 +16,20 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
+from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.overlay import OpenBase, Place
 from ingot.formats.zt2.rules import check_names
-from ingot.formats.zt2.specs import ALGORITHMS, Placed, build, check_written, describe, in_order, written_as
+from ingot.formats.zt2.specs import (
+    ALGORITHMS,
+    Placed,
+    Sayings,
+    check_written,
+    describe,
+    in_order,
+    manifest_size,
+    written_as,
+)
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -51,6 +61,32 @@ class _Writing:
     def digest(self) -> str | None:
         """What the file states: of the decoded bytes."""
         return None if self._digest is None else self._digest.text()
+
+
+class _Blobs:
+    """Where blobs lie, by length and CRC-32C: there are many, most of them the only one of theirs."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, int] = {}
+        self._more: dict[int, list[int]] = {}
+
+    def at(self, length: int, crc: str) -> list[int]:
+        """Return the offsets of blobs, in the order in which they came."""
+        key = _key(length, crc)
+        return [self._first[key], *self._more.get(key, ())] if key in self._first else []
+
+    def add(self, length: int, crc: str, offset: int) -> bool:
+        """Note a blob; return whether it was not known."""
+        if offset in self.at(length, crc):
+            return False
+        key = _key(length, crc)
+        if self._first.setdefault(key, offset) != offset:
+            self._more.setdefault(key, []).append(offset)
+        return True
+
+
+def _key(length: int, crc: str) -> int:
+    return length << 32 | int(crc.rpartition(":")[2], 16)
 
 
 class Zt2Writer:
@@ -94,11 +130,11 @@ class Zt2Writer:
         self._base, self._named = base, set[str]()
         self._order = Order(specs, name)
         self.amend(metadata)
-        self.objects: dict[str, Any] = {}
+        self.entries, self._sayings = Entries(), Sayings()
         self._tail = len(MAGIC)
         self._parts: dict[str, _Writing] = {}
         self._written: Written | None = None
-        self._blobs: dict[tuple[int, str], list[int]] = {}
+        self._blobs = _Blobs()
         sink.write_at(0, MAGIC)
 
     def begin(self, spec: TensorSpec) -> None:
@@ -111,7 +147,7 @@ class Zt2Writer:
         UnsupportedError
             The container cannot carry the tensor; the rule says why.
         """
-        self._written = written_as(spec)
+        self._written = self._sayings.of(spec)
         self._order.begin(spec)
         self._parts, place = {}, align(self._tail)
         known = True
@@ -181,7 +217,7 @@ class Zt2Writer:
             if part.role in places:
                 continue
             offset, length, crc, digest = found[part.role]
-            if offset != align(self._tail) and offset not in self._blobs.get((length, crc), ()):
+            if offset != align(self._tail) and offset not in self._blobs.at(length, crc):
                 raise self._misfit(spec.name)
             self._take(offset, length, crc)
             places[part.role] = Placed(offset, length, digest, self._shard)
@@ -197,7 +233,7 @@ class Zt2Writer:
         """Write the manifest and the footer, cut off whatever lies behind them, close."""
         self._order.finish()
         shards = {} if self._base is None else self._base.table(self._named)
-        write_manifest(self._sink, self._tail, self.objects, self._metadata, shards)
+        write_manifest(self._sink, self._tail, self.entries, self._metadata, shards)
         self._leave_base()
         return [self._name]
 
@@ -228,7 +264,7 @@ class Zt2Writer:
         assert self._written is not None
         entry = describe(spec, self._written, places)
         check_written(spec.name, entry)
-        self.objects[spec.name] = entry
+        self.entries.add(spec.name, entry)
 
     def _misfit(self, name: str) -> UsageError:
         return UsageError(
@@ -244,7 +280,7 @@ class Zt2Writer:
                 if self._equal(part, partial(self._base.read, place)):
                     self._drop(part)
                     return self._name_in_base(place, part.length, part.digest)
-        for offset in self._blobs.get((part.length, part.crc), ()):
+        for offset in self._blobs.at(part.length, part.crc):
             if self._equal(part, partial(self._read_behind, offset)):
                 self._drop(part)
                 return Placed(offset, part.length, part.digest, self._shard)
@@ -266,9 +302,7 @@ class Zt2Writer:
 
     def _take(self, offset: int, length: int, crc: str) -> None:
         """Count a blob that lies where it is to stay."""
-        places = self._blobs.setdefault((length, crc), [])
-        if offset not in places:
-            places.append(offset)
+        if self._blobs.add(length, crc, offset):
             self._tail = offset + length
 
     def _equal(self, part: _Writing, read: Callable[[int, int], bytes]) -> bool:
@@ -306,22 +340,25 @@ class Zt2Writer:
 
 
 def write_manifest(
-    sink: Sink, tail: int, objects: Mapping[str, Any], metadata: Mapping[str, Any], shards: Mapping[str, Any]
+    sink: Sink, tail: int, entries: Entries, metadata: Mapping[str, Any], shards: Mapping[str, Any]
 ) -> None:
     """Write the manifest and the footer behind ``tail``, cut off whatever lies behind them, close.
 
     Raises ``UnsupportedError`` ``zt2.manifest-too-large``.
     """
-    manifest = build(objects, metadata, shards)
-    if len(manifest) > MAX_MANIFEST:
+    size = manifest_size(entries, metadata, shards)
+    if size > MAX_MANIFEST:
         raise UnsupportedError(
-            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {len(manifest)}",
-            rule="zt2.manifest-too-large",
+            f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}", rule="zt2.manifest-too-large"
         )
     offset = _reserve(sink, tail)
-    footer = Footer(offset, len(manifest), checksums.xxh3(manifest)).pack()
-    sink.write_at(offset, manifest + footer)
-    sink.truncate(offset + len(manifest) + len(footer))
+    digest, end = checksums.Xxh3(), offset
+    for piece in entries.manifest(metadata, shards):
+        digest.update(piece)
+        sink.write_at(end, piece)
+        end += len(piece)
+    sink.write_at(end, Footer(offset, size, digest.value()).pack())
+    sink.truncate(end + FOOTER)
     sink.close()
 
 
