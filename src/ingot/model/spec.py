@@ -89,6 +89,12 @@ class TensorSpec:
         """Return this spec of a tensor of another name."""
         return TensorSpec(name, self.shape, self.dtype, self.codec, self.parts, self.params)
 
+    def is_like(self, other: TensorSpec) -> bool:
+        """Whether this spec is one that ``named`` returned, or may as well be: it shares all but the name."""
+        if self.parts is not other.parts or self.params is not other.params:
+            return False
+        return (self.shape, self.dtype, self.codec) == (other.shape, other.dtype, other.codec)
+
     def part(self, role: str) -> PartSpec:
         """Return the part of that role; KeyError if there is none."""
         for part in self.parts:

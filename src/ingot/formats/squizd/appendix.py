@@ -86,7 +86,7 @@ def write_draft(
         finally:
             section.abandon()
     tail = section.finish()
-    data = build(Directory(VERSION, section.entries))
+    data = b"".join(build(Directory(VERSION, {}), section.entries))
     sink.write_at(tail, data)
     meta = DraftMeta(start, tail + len(data) - start, layers, draft_vocab(draft) or vocab)
     return meta, None if digest is None else checksums.digest(digest, data)

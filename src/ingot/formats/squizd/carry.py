@@ -91,6 +91,20 @@ def form_of(spec: TensorSpec) -> Form:
     return _with_scales(spec, layout, block, mask)
 
 
+class Forms:
+    """Forms of tensors, one after the other: those that differ in their names alone have one."""
+
+    def __init__(self) -> None:
+        self._last: TensorSpec | None = None
+        self._form: Form | None = None
+
+    def of(self, spec: TensorSpec) -> Form:
+        """Return a tensor's form; errors as of ``form_of``."""
+        if self._form is None or self._last is None or not spec.name.isascii() or not spec.is_like(self._last):
+            self._form, self._last = form_of(spec), spec
+        return self._form
+
+
 def _block(spec: TensorSpec, layout: Layout, shape: tuple[int, ...]) -> Block:
     if isinstance(layout, DenseLayout):
         return npcl(spec.dtype, shape)

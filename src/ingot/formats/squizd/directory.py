@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from ingot.core.columns import Column, Rows, cbor_table, field, mapping, numbers
 from ingot.core.structs import warm
 from ingot.errors import FormatError
 from ingot.formats.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
+from ingot.model.bytesource import Buffer
 
 VERSION = 1
 MAX_DIRECTORY = 1 << 30
@@ -181,14 +182,72 @@ def _are_chunks(value: bytes) -> bool:
     return True
 
 
-def build(directory: Directory, digest: str | None = None, head: bytes = b"") -> bytes:
-    """Return the whole block, with a digest of it and of ``head``, the file's header and layer index."""
+class Written:
+    """Entries of a directory as they will be written, in file order: what they say takes far more memory."""
+
+    def __init__(self) -> None:
+        self.count, self._data = 0, bytearray()
+        self._late: dict[str, tuple[int, Entry]] = {}
+
+    def add(self, name: str, entry: Entry, *, late: bool = False) -> None:
+        """Add an entry, each name once; to a ``late`` one a mask will come, as soon as its place is known."""
+        self.count += 1
+        if late:
+            self._late[name] = len(self._data), entry
+        else:
+            self._data += _spelled_out(name, entry)
+
+    def mask(self, name: str, mask: tuple[int, int]) -> None:
+        """Say where a late entry's mask is, and its bytes."""
+        at, entry = self._late[name]
+        self._late[name] = at, with_mask(entry, mask)
+
+    def pieces(self) -> list[Buffer]:
+        """Return the bytes of all entries, in order."""
+        found: list[Buffer] = []
+        view, done = memoryview(self._data), 0
+        for name, (at, entry) in self._late.items():
+            found += [view[done:at], _spelled_out(name, entry)]
+            done = at
+        return [*found, view[done:]]
+
+
+def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
+    """Return the entry with offset and bytes of its mask."""
+    return msgspec.structs.replace(entry, mask=mask)
+
+
+def _spelled_out(name: str, entry: Entry) -> bytes:
+    """Return a name and its entry, as deep as they lie in the root."""
+    return cbor.dumps([{name: _plain(entry)}])[2:]
+
+
+def _plain(value: msgspec.Struct) -> Any:
+    return msgspec.to_builtins(value, builtin_types=(bytes,))
+
+
+def build(directory: Directory, entries: Written, digest: str | None = None, head: bytes = b"") -> list[Buffer]:
+    """Return the whole block in pieces: ``directory``, which has no tensors, with these.
+
+    With a digest of it and of ``head``, the file's header and layer index.
+    """
     if digest is not None:
         directory = msgspec.structs.replace(directory, ingot_digest=manifest_digest.stand_in(digest))
-    data = cbor.dumps(msgspec.to_builtins(directory, builtin_types=(bytes,)))
+    data = cbor.dumps(_plain(directory))
+    at = len(cbor.dumps({"version": directory.version, "tensors": {}}))  # the last byte is the map's
+    count = bytearray(cbor.dumps(entries.count))
+    count[0] |= _MAP << 5  # the head of a map of so many is spelled as the number is
+    pieces = [data[: at - 1] + count, *entries.pieces()]
+    behind = data[at:]
     if digest is not None:
-        data = manifest_digest.fill_cbor(data, digest, [head])
-    return DIRECTORY_MAGIC + struct.pack("<Q", len(data)) + data
+        behind = manifest_digest.fill_cbor(behind, digest, [head], before=pieces)
+    pieces.append(behind)
+    return [DIRECTORY_MAGIC + struct.pack("<Q", size_of(pieces)), *pieces]
+
+
+def size_of(pieces: Iterable[Buffer]) -> int:
+    """Return the bytes of pieces."""
+    return sum(memoryview(piece).nbytes for piece in pieces)
 
 
 def check(directory: Directory, block: bytes, head: bytes, where: str) -> None:

@@ -26,6 +26,7 @@ class SquizdFormat(SingleFile):
     digests = True
     shards = False
     attachments: tuple[str, ...] = ("draft", "coreml")
+    per_tensor = 640  # of the directory, of layers, and of the report, with room to grow
 
     def __init__(self, *, compact: bool = False) -> None:
         self.full_size = not compact

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ingot.errors import UnsupportedError
 from ingot.formats.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MOST, TCA, gap_to
-from ingot.formats.squizd.carry import Form, form_of
+from ingot.formats.squizd.carry import Form, Forms
 from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
 from ingot.model.features import Flags
@@ -51,7 +52,8 @@ def order(specs: Sequence[TensorSpec]) -> list[int]:
 
 
 def _check_together(specs: Sequence[TensorSpec]) -> None:
-    magics = {form_of(spec).block.magic for spec in specs} & FLAG_OF.keys()
+    forms = Forms()
+    magics = {forms.of(spec).block.magic for spec in specs} & FLAG_OF.keys()
     if magics and not any(magics <= allowed for allowed in _PRIMARY):
         kinds = " and ".join(sorted(magic.decode() for magic in magics))
         raise UnsupportedError(
@@ -68,16 +70,16 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
 
 def flags_of(specs: Iterable[TensorSpec]) -> Flags:
     """Return the flags that the tensors call for. INT4 blocks of an INT2 file need none of their own."""
-    flags = Flags(0)
+    flags, forms = Flags(0), Forms()
     for spec in specs:
-        flags |= FLAG_OF.get(form_of(spec).block.magic, Flags(0))
+        flags |= FLAG_OF.get(forms.of(spec).block.magic, Flags(0))
         flags |= Flags.SPARSE if spec.codec == BlocksLayout.codec else Flags(0)
     return flags & ~Flags.INT4 if flags & Flags.INT2 else flags
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor: its layer, how it lies in the file, its id, and which entries of the tables are its own.
+    """One tensor: its layer, how it lies in the file, and, where it has scales, its id and entries of the tables.
 
     ``first`` is an index into the first round, ``table`` and ``second`` a table of the second round and an index in it.
     """
@@ -85,7 +87,7 @@ class Placed:
     spec: TensorSpec
     form: Form
     layer: int
-    id: int
+    id: int = 0
     first: int = 0
     table: int = 0
     second: int = 0
@@ -118,31 +120,63 @@ class Tables:
         return start + before + TABLE_HEADER + placed.second * SCALE_ENTRY
 
 
+class PlacedTensors:
+    """Tensors in file order, each made when it is asked for: there may be very many that are alike."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = specs
+        self._forms: list[Form] = []
+        self._form, self._layer = array("I"), array("I")
+        self._scaled: dict[int, tuple[int, int, int, int]] = {}
+
+    def add(self, form: Form, layer: int, scaled: tuple[int, int, int, int] | None) -> None:
+        """Place the next tensor; ``scaled`` are id and entries of one that has scales."""
+        if scaled is not None:
+            self._scaled[len(self)] = scaled
+        if not self._forms or self._forms[-1] is not form:
+            self._forms.append(form)
+        self._form.append(len(self._forms) - 1)
+        self._layer.append(layer)
+
+    def __len__(self) -> int:
+        return len(self._form)
+
+    def __getitem__(self, at: int) -> Placed:
+        form, layer = self._forms[self._form[at]], self._layer[at]
+        return Placed(self.specs[at], form, layer, *self._scaled.get(at, ()))
+
+    def __iter__(self) -> Iterator[Placed]:
+        return map(self.__getitem__, range(len(self)))
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Tensors in file order with their layers and scale entries; where blocks begin follows from a ``Cursor``."""
 
-    tensors: Sequence[Placed]
+    tensors: PlacedTensors
     layer_count: int
     tables: Tables = field(default_factory=Tables)
 
 
 def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) -> Placement:
     """Give every tensor its layer, id and scale entries; ``UnsupportedError`` ``squizd.id-collision``."""
-    placed: list[Placed] = []
+    placed, forms = PlacedTensors(specs), Forms()
     first, second = 0, [0]
     ids: dict[int, str] = {}
     for spec, layer in zip(specs, layers, strict=True):
-        form = form_of(spec)
-        id = tensor_id(layer, spec.name)
+        form = forms.of(spec)
         more = form.second or 0
         if second[-1] + more > MOST:
             second.append(0)
-        if form.first and ids.setdefault(id, spec.name) != spec.name:
-            raise UnsupportedError(
-                f"{spec.name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
-            )
-        placed.append(Placed(spec, form, layer, id, first, len(second) - 1, second[-1]))
+        scaled = None
+        if form.first:
+            id = tensor_id(layer, spec.name)
+            if ids.setdefault(id, spec.name) != spec.name:
+                raise UnsupportedError(
+                    f"{spec.name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
+                )
+            scaled = id, first, len(second) - 1, second[-1]
+        placed.add(form, layer, scaled)
         first += form.first
         second[-1] += more
     return Placement(placed, layer_count, Tables(first, tuple(count for count in second if count)))

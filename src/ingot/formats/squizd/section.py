@@ -11,7 +11,7 @@ from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import settled
 from ingot.formats.squizd.carry import SCALE_ROLES
-from ingot.formats.squizd.directory import Entry
+from ingot.formats.squizd.directory import Entry, Written
 from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
 from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
@@ -141,9 +141,9 @@ class Section:
 
     def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
         self._sink, self._placement, self._tables, self._digest = sink, placement, tables, digest
-        self.order = Order([placed.spec for placed in placement.tensors])
+        self.order = Order(placement.tensors.specs)
         self.cursor = Cursor(start, placement.layer_count)
-        self.entries: dict[str, Entry] = {}
+        self.entries = Written()
         self.mask_of: dict[str, int] = {}  # bit i: block i is kept
         self._masks: list[list[bytes]] = [[] for _ in range(placement.layer_count)]
         self._mask_places: dict[str, tuple[int, int, int]] = {}
@@ -190,7 +190,7 @@ class Section:
             end += len(table_header(count)) + count * SCALE_ENTRY
         for name, (layer, behind, size) in self._mask_places.items():
             mask_end = (self.cursor.mask_starts[layer] or 0) + behind
-            self.entries[name] = with_mask(self.entries[name], (mask_end, size))
+            self.entries.mask(name, (mask_end, size))
         return end
 
     def abandon(self) -> None:
@@ -208,7 +208,8 @@ class Section:
             self._masks[placed.layer].append(mask)
             self.mask_of[spec.name] = int.from_bytes(mask, "little")
         chunks = {role: as_stated(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
-        self.entries[spec.name] = entry_of(placed, offset, tables, self._tables, dict(record["digests"]), chunks)
+        entry = entry_of(placed, offset, tables, self._tables, dict(record["digests"]), chunks)
+        self.entries.add(spec.name, entry, late=bool(record["mask"]))
 
     def _flush_masks(self) -> None:
         """Write the masks of the layers that were closed since."""
@@ -263,9 +264,3 @@ def entry_of(
         digests=digests,
         chunks=chunks,
     )
-
-
-def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
-    """Return the entry with offset and bytes of its mask."""
-    fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    return Entry(**{**fields, "mask": mask})

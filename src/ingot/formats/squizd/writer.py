@@ -61,7 +61,9 @@ class SquizdWriter:
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs."""
         self._order.expect(spec.name)
-        placed = replace(self._placement.tensors[self._order.done], spec=spec, form=form_of(spec))
+        placed = self._placement.tensors[self._order.done]
+        if not spec.is_like(placed.spec):  # it may know more than the one announced
+            placed = replace(placed, spec=spec, form=form_of(spec))
         self._open = (placed, self._section.begin(placed))
 
     def write(self, role: str, data: Buffer) -> None:
@@ -93,10 +95,11 @@ class SquizdWriter:
         # Without tables offsets point into the directory: past the end of a file that was cut off before it.
         tables = tail - self._placement.tables.size if self._placement.tables.counts else end + DIRECTORY_HEADER
         head = self._head(tables, draft)
-        data = build(directory, self._options.digest, head)
-        self._sink.write_at(end, data)
+        for piece in build(directory, self._section.entries, self._options.digest, head):
+            self._sink.write_at(end, piece)
+            end += memoryview(piece).nbytes
         self._sink.write_at(0, head)  # the last bytes written: a file that lacks them is not taken for whole
-        self._sink.truncate(end + len(data))
+        self._sink.truncate(end)
         self._sink.close()
         return [self._name]
 
@@ -116,7 +119,7 @@ class SquizdWriter:
             end = start + draft.length
         if attached.coreml is not None:
             end, coreml_digest = write_coreml(self._sink, attached.coreml, end)
-        directory = Directory(VERSION, self._section.entries, self._metadata, draft_digest, coreml_digest)
+        directory = Directory(VERSION, {}, self._metadata, draft_digest, coreml_digest)
         return directory, end, draft
 
     def _head(self, tables: int, draft: DraftMeta) -> bytes:

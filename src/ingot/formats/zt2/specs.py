@@ -86,15 +86,8 @@ class Sayings:
 
     def of(self, spec: TensorSpec) -> Written:
         """Return how a tensor is written; errors as of ``written_as``."""
-        last = self._last
-        alike = (
-            last is not None
-            and (spec.parts is last.parts and spec.params is last.params)
-            and (spec.shape, spec.dtype, spec.codec) == (last.shape, last.dtype, last.codec)
-            and 0 < 4 * len(spec.name) <= MAX_NAME
-            and "\0" not in spec.name
-        )
-        if not alike:
+        plain = 0 < 4 * len(spec.name) <= MAX_NAME and "\0" not in spec.name
+        if self._last is None or not plain or not spec.is_like(self._last):
             self._written, self._last = written_as(spec), spec
         return self._written
 
