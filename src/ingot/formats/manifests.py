@@ -30,18 +30,20 @@ def label(file: str, name: str, role: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the ``objects`` of a manifest are: their type, the key of their parts and the type of these."""
+    """What the ``objects`` of a manifest are: their type, the key of their parts and the type of these.
 
-    format: str
+    ``missing``, ``wrong`` and ``range`` are the rules of a field that is absent, of another type, or out of range.
+    """
+
     object: type
     parts: str
     part: type
+    missing: str
+    wrong: str
+    range: str
 
     def blame(self, root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-        """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them.
-
-        The rule is ``field-missing``, ``field-range`` or ``field-type`` of the format.
-        """
+        """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them."""
         where = f"{file}: manifest"
         for where_found, value, kind in self._pieces(root, file):
             try:
@@ -49,7 +51,7 @@ class Schema:
             except msgspec.ValidationError as found:
                 error, where = found, where_found
                 break
-        return FormatError(f"{self.format}.{_rule(str(error))}", str(error), where=where)
+        return FormatError(self._rule(str(error)), str(error), where=where)
 
     def _pieces(self, root: Any, file: str) -> Iterator[tuple[str, Any, type]]:
         objects = root.get("objects") if isinstance(root, dict) else None
@@ -59,11 +61,10 @@ class Schema:
                 yield label(file, name, role), part, self.part
             yield label(file, name), value, self.object
 
-
-def _rule(message: str) -> str:
-    if "missing required field" in message:
-        return "field-missing"
-    return "field-range" if "`int` >=" in message or "`int` <=" in message else "field-type"
+    def _rule(self, message: str) -> str:
+        if "missing required field" in message:
+            return self.missing
+        return self.range if "`int` >=" in message or "`int` <=" in message else self.wrong
 
 
 @dataclass(frozen=True, slots=True)

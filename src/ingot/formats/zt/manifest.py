@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, gc=False):
     ingot_digest: str | None = None
 
 
-_SCHEMA = Schema("zt", Object, "components", Component)
+_SCHEMA = Schema(Object, "components", Component, "zt.field-missing", "zt.field-type", "zt.field-range")
 
 
 def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:

@@ -72,7 +72,7 @@ def stated(value: Any) -> Any:
     return None if value is msgspec.UNSET else value
 
 
-_SCHEMA = Schema("zt2", Object, "parts", Blob)
+_SCHEMA = Schema(Object, "parts", Blob, "zt2.field-missing", "zt2.field-type", "zt2.field-range")
 
 
 def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
