@@ -26,6 +26,7 @@ BENCHMARKS = {
     "convert": ["--gigabytes", "8", "--max-ram", "1GiB"],
     "delta": [],
     "patch": ["--gigabytes", "1"],
+    "wdelta": [],
     "packed": ["--batch", "1", "8", "16", "64", "256"],
     "palette": [],
     "many": [],

@@ -1,5 +1,6 @@
 #include "kernels/delta_add.h"
 
+#include "bind/differences.h"
 #include "bind/positions.h"
 
 namespace {
@@ -9,12 +10,6 @@ using OutFloats = Out<float>;
 using OutPositions = Out<std::int64_t>;
 using Back = std::optional<OutArray>;
 using ingot::Addition;
-
-template <class One, class Other>
-bool apart(const One& one, const Other& other) {
-  const auto first = reinterpret_cast<std::uintptr_t>(one.data()), second = reinterpret_cast<std::uintptr_t>(other.data());
-  return first + one.nbytes() <= second || second + other.nbytes() <= first;
-}
 
 Addition addition(const InArray& base, const OutArray& out, const Back& back, bool less, std::string_view dtype) {
   const ingot::Dtype type = float_type(dtype);
@@ -63,14 +58,11 @@ void placed_add(const Positions& positions, const Floats& values, const InArray&
 }
 
 void differences(const InArray& tuned, const InArray& base, const OutFloats& out, std::string_view dtype) {
-  const ingot::Dtype type = float_type(dtype);
-  require(type != ingot::Dtype::f64, "expected elements of f32, f16 or bf16");
-  require_elements(tuned, type, "expected an aligned fine-tune of the named type");
-  require_elements(base, type, "expected an aligned base of the named type");
-  require(base.size() == out.size() && tuned.size() == out.size(), "expected as many elements in all three");
+  const ingot::Differences of = differences_in(tuned, base, dtype);
+  require(of.count == out.size(), "expected as many elements in all three");
   require(out.size() == 0 || (apart(tuned, out) && apart(base, out)), "expected an output apart from both");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(differences)(tuned.data(), base.data(), out.size(), type, out.data());
+  INGOT_KERNEL(differences)(of, out.data());
 }
 
 std::size_t changed_words(const InArray& old, const InArray& fresh, const OutPositions& gaps, const OutArray& steps) {

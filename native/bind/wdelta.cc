@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "bind/differences.h"
 #include "bind/positions.h"
 
 namespace {
@@ -23,6 +24,27 @@ std::size_t keep_largest(const Floats& values, const OutPositions& positions, co
   return INGOT_KERNEL(top_select)(values.data(), values.size(), kept.size(), positions.data(), kept.data());
 }
 
+std::tuple<std::size_t, float, float> top_of(const InArray& tuned, const Base& base, std::string_view dtype,
+                                             const OutPositions& positions, const OutFloats& kept) {
+  const ingot::Differences of = differences_in(tuned, base, dtype);
+  require(kept.size() == positions.size(), "expected as many positions as values");
+  require(kept.size() >= 1 && kept.size() <= of.count, "expected to keep between one value and all");
+  nb::gil_scoped_release release;
+  const ingot::TopFound found = INGOT_KERNEL(top_of)(of, kept.size(), positions.data(), kept.data());
+  return {found.bad, found.rest.low, found.rest.high};
+}
+
+std::tuple<std::size_t, std::size_t, float, float, std::int64_t, float> top_collect(
+    const InArray& tuned, const Base& base, std::string_view dtype, std::int32_t bound, std::int64_t offset,
+    const OutPositions& positions, const OutFloats& kept) {
+  const ingot::Differences of = differences_in(tuned, base, dtype);
+  require(kept.size() == positions.size(), "expected as many positions as values");
+  const ingot::TopPlaces to{bound, 0, offset, positions.data(), kept.data(), kept.size()};
+  nb::gil_scoped_release release;
+  const ingot::TopFound found = INGOT_KERNEL(top_collect)(of, to);
+  return {found.count, found.bad, found.rest.low, found.rest.high, found.last, found.last_value};
+}
+
 std::tuple<float, float> range_between(const Floats& values, const Positions& skipped) {
   const Followed places(skipped, values.size());
   nb::gil_scoped_release release;
@@ -31,13 +53,14 @@ std::tuple<float, float> range_between(const Floats& values, const Positions& sk
   return {range.low, range.high};
 }
 
-void int4_encode(const Floats& values, const Positions& skipped, float low, float divisor, float factor,
-                 const OutBytes& packed) {
-  const Followed places(skipped, values.size());
-  require(packed.size() == (values.size() - skipped.size() + 1) / 2, "expected a byte for two codes");
+void int4_encode(const InArray& tuned, const Base& base, std::string_view dtype, std::optional<float> before,
+                 const Positions& skipped, float low, float divisor, float factor, const OutBytes& packed) {
+  const ingot::Differences of = differences_in(tuned, base, dtype);
+  const Followed places(skipped, of.count);
+  require(packed.size() == (of.count + (before ? 1 : 0) - skipped.size() + 1) / 2, "expected a byte for two codes");
   nb::gil_scoped_release release;
   INGOT_KERNEL(int4_encode)
-  (values.data(), values.size(), places.data(), places.size(), {low, divisor, factor}, packed.data());
+  (of, before ? &*before : nullptr, places.data(), places.size(), {low, divisor, factor}, packed.data());
 }
 
 void int4_decode(const InBytes& packed, std::size_t first, const InArray& table, const Positions& positions,
@@ -91,9 +114,18 @@ void bind_wdelta(nb::module_& m) {
         "index of the first NaN or infinity or the number of values.");
   define(m, "range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
         "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
-  define(m, "int4_encode", &int4_encode, nb::arg("values"), nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"),
-        nb::arg("factor"), nb::arg("packed"),
-        "Pack codes (value - low) / divisor * factor of all values but those at `skipped`, the first in the high bits.");
+  define(m, "top_of", &top_of, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("positions"), nb::arg("kept"),
+        "As top_select, of tuned - base in f32 (of f32 differences without a base); returns that index, and the least and "
+        "the largest of the rest, (inf, -inf) where there is none. Of zeros of both signs either may come.");
+  define(m, "top_collect", &top_collect, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("bound"),
+        nb::arg("offset"), nb::arg("positions"), nb::arg("kept"),
+        "Write differences whose magnitude as bits is above `bound`, and their positions from `offset` on; returns how many "
+        "(more than there is room for if they do not fit), the first that is not finite or the number of differences, "
+        "and of all others the least, the largest, the last position (-1 without any) and its value.");
+  define(m, "int4_encode", &int4_encode, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("before").none(),
+        nb::arg("skipped"), nb::arg("low"), nb::arg("divisor"), nb::arg("factor"), nb::arg("packed"),
+        "Pack codes (d - low) / divisor * factor of the value `before` and of all differences d = tuned - base (`tuned` "
+        "without a base) but those at `skipped`, the first in the high bits.");
   define(m, "int4_decode", &int4_decode, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"),
         nb::arg("values"), nb::arg("gaps"), nb::arg("out"),
         "Look codes up in a table of 16; `values` go to `positions`, which have no codes where `gaps`.");

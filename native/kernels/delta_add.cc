@@ -7,19 +7,12 @@
 
 #include "kernels/floats.h"
 #include "kernels/wdelta_codes.h"
+#include "kernels/wdelta_differences.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kBlock = 1024;
-
-// The sum, or difference, whose NaN is that of the first operand, else of the second: compilers may exchange them.
-template <bool kLess>
-inline float sum_of(float first, float second) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(first);
-  const float sum = kLess ? first - second : first + second;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? std::bit_cast<float>(bits | 0x00400000u) : sum;
-}
 
 // out = round(d + base), or round(base - d): NaNs of the first prevail.
 template <Dtype kDtype, bool kLess>
@@ -149,20 +142,6 @@ std::size_t changed(const T* old, const T* fresh, std::size_t n, std::int64_t* g
   return found;
 }
 
-// Differences of 16-bit or f32 values: both widened, subtracted in f32.
-template <Dtype kDtype>
-void subtract_all(const void* tuned, const void* base, std::size_t n, float* out) {
-  const auto* first = static_cast<const TypeOf<kDtype>*>(tuned);
-  const auto* second = static_cast<const TypeOf<kDtype>*>(base);
-  alignas(64) float minuend[kBlock], d[kBlock];
-  for (std::size_t start = 0; start < n; start += kBlock) {
-    const std::size_t some = n - start < kBlock ? n - start : kBlock;
-    load_block<kDtype>(first + start, some, minuend);
-    load_block<kDtype>(second + start, some, d);
-    for (std::size_t i = 0; i < some; ++i) out[start + i] = sum_of<true>(minuend[i], d[i]);
-  }
-}
-
 }  // namespace
 
 void int4_add(const std::uint8_t* packed, std::size_t first, const float* table, const Placed& outliers, bool gaps,
@@ -216,17 +195,10 @@ void placed_add(const Placed& values, const Addition& what) {
   });
 }
 
-void differences(const void* tuned, const void* base, std::size_t n, Dtype type, float* out) {
-  switch (type) {
-    case Dtype::f32:
-      return subtract_all<Dtype::f32>(tuned, base, n, out);
-    case Dtype::f16:
-      return subtract_all<Dtype::f16>(tuned, base, n, out);
-    case Dtype::bf16:
-      return subtract_all<Dtype::bf16>(tuned, base, n, out);
-    case Dtype::f64:
-      return;
-  }
+void differences(const Differences& of, float* out) {
+  by_blocks(of, 0, of.count, [&](std::size_t start, std::size_t n, const float* values) {
+    std::memcpy(out + start, values, n * sizeof *values);
+  });
 }
 
 std::size_t changed_words(const void* old, const void* fresh, std::size_t n, int width, std::int64_t* gaps, void* steps,

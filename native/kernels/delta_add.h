@@ -12,7 +12,7 @@
   void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,              \
                 const Addition& what);                                                                            \
   void placed_add(const Placed& values, const Addition& what);                                                    \
-  void differences(const void* tuned, const void* base, std::size_t n, Dtype type, float* out);                  \
+  void differences(const Differences& of, float* out);                                                           \
   std::size_t changed_words(const void* old, const void* fresh, std::size_t n, int width, std::int64_t* gaps,    \
                             void* steps, std::size_t room);                                                       \
   }

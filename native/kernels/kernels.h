@@ -66,13 +66,15 @@
   std::size_t first_unordered(const std::int64_t* positions, std::size_t n, std::int64_t last, std::int64_t limit);     \
   void int4_decode(const std::uint8_t* packed, std::size_t first, const void* table, const Placed& outliers,          \
                    bool gaps, std::size_t n, void* out, int width);                                                   \
-  void int4_encode(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count,                    \
+  void int4_encode(const Differences& of, const float* before, const std::int64_t* skipped, std::size_t count,        \
                    const Int4Grid& grid, std::uint8_t* packed);                                                       \
   void place_values(const Placed& what, void* out, int width);                                                        \
   FloatRange range_between(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count);           \
   void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales, std::size_t rows,                 \
                    std::size_t cols, void* out, int width);                                                           \
   std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
+  TopFound top_collect(const Differences& of, const TopPlaces& to);                                                   \
+  TopFound top_of(const Differences& of, std::size_t k, std::int64_t* positions, float* values);                      \
   std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64_t* positions, float* values);      \
   void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
   void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const void* tables, std::size_t n,         \

@@ -97,6 +97,14 @@ WRITERS: dict[str, Callable[[Callable[[int, Any], Array]], Any]] = {
     "cast": lambda out: kernels.cast(ONES, "f32", out(8, np.float32), "f32"),
     "top_select": lambda out: kernels.top_select(ONES, out(2, np.int64), np.zeros(2, np.float32)),
     "top_select-kept": lambda out: kernels.top_select(ONES, np.zeros(2, np.int64), out(2, np.float32)),
+    "top_of": lambda out: kernels.top_of(ONES, None, "f32", out(2, np.int64), np.zeros(2, np.float32)),
+    "top_of-kept": lambda out: kernels.top_of(ONES, ONES, "f32", np.zeros(2, np.int64), out(2, np.float32)),
+    "top_collect": lambda out: kernels.top_collect(
+        ONES, None, "f32", -1, 0, out(8, np.int64), np.zeros(8, np.float32)
+    ),
+    "top_collect-kept": lambda out: kernels.top_collect(
+        ONES, ONES, "f32", -1, 0, np.zeros(8, np.int64), out(8, np.float32)
+    ),
     "sign_encode": lambda out: kernels.sign_encode(ONES, out(1, np.float32), np.zeros(1, np.uint8)),
     "sign_decode": lambda out: kernels.sign_decode(
         np.ones(1, np.uint8), 0, np.ones(1, np.uint32), out(8, np.uint32)

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from ingot.core import native
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.floats import as_bits
 
 K = native.kernels
 Array = np.ndarray[Any, np.dtype[Any]]
+NOWHERE = np.empty(0, np.int64)
 SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 1000, 4095, 4097, 70_001]
 
 
@@ -65,6 +68,108 @@ def test_select_finds_what_is_not_finite(size: int, value: float) -> None:
     assert K.top_select(values, positions, kept) == size // 2
 
 
+def pair(differences: Array, dtype: str, seed: int = 7) -> tuple[Array, Array, Array]:
+    """Base and fine-tune of a type as kernels take them, and their differences in f32."""
+    kind = numpy_dtype(dtype)
+    base = normal(differences.size, seed).astype(kind)
+    tuned = (base.astype(np.float32) + differences).astype(kind)
+    return as_bits(base), as_bits(tuned), tuned.astype(np.float32) - base.astype(np.float32)
+
+
+def most_of(values: Array, count: int) -> tuple[Array, Array]:
+    """The places of the largest magnitudes, of equal ones the first; all other values."""
+    places = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    return places, np.delete(values, places)
+
+
+def range_of(rest: Array) -> tuple[float, float]:
+    return (float(rest.min()), float(rest.max())) if rest.size else (np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("levels", [0, 1, 3, 40])
+@pytest.mark.parametrize("size", [1, 15, 17, 2047, 2049, 5000, 300_000])
+def test_top_of(size: int, levels: int, dtype: str) -> None:
+    """Of noise, and of few magnitudes, so that many equal the bound; the rest that equals it counts in the range."""
+    change = normal(size, 3) / 8
+    if levels:
+        change = (np.random.default_rng(levels).integers(-levels, levels + 1, size) / 64).astype(np.float32)
+    base, tuned, values = pair(change, dtype)
+    for share in (0.0, 0.01, 0.1, 0.5, 0.98, 1.0):
+        count = max(1, int(size * share))
+        places, rest = most_of(values, count)
+        for of in ((tuned, base, dtype), (values, None, "f32")):
+            positions, kept = np.full(count, -1, np.int64), np.empty(count, np.float32)
+            assert K.top_of(*of, positions, kept) == (size, *range_of(rest))
+            assert np.array_equal(positions, places)
+            assert np.array_equal(kept.view(np.uint32), values[places].view(np.uint32))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2])
+def test_top_of_where_a_sample_misleads(share: float) -> None:
+    """Where a few places in a row, which the sample passes over or sees nothing else of, are all that is large."""
+    size = 1 << 18
+    values = normal(size)
+    values[1::9] *= 1000  # the step of the sample is 9
+    values[9::9] = 0
+    count = int(size * share)
+    places, rest = most_of(values, count)
+    positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+    assert K.top_of(values, None, "f32", positions, kept) == (size, *range_of(rest))
+    assert np.array_equal(positions, places)
+
+
+@pytest.mark.parametrize("size", [1, 40, 400_000])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_top_of_finds_what_is_not_finite(size: int, value: float) -> None:
+    values = normal(size)
+    values[size // 2 :: 7] = value
+    assert (
+        K.top_of(values, np.zeros_like(values), "f32", np.empty(1, np.int64), np.empty(1, np.float32))[0] == size // 2
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("size", [0, *SIZES])
+def test_top_collect(size: int, dtype: str) -> None:
+    base, tuned, values = pair(normal(size, 5), dtype)
+    bits = values.view(np.int32) & 0x7FFFFFFF
+    for bound in {-1, 0, *np.sort(bits)[[size // 2, -1] if size else []].tolist()}:
+        places, others = np.flatnonzero(bits > bound), np.flatnonzero(bits <= bound)
+        positions, kept = np.empty(places.size, np.int64), np.empty(places.size, np.float32)
+        last = (int(others[-1]), float(values[others[-1]])) if others.size else (-1, K.top_collect(
+            tuned, base, dtype, bound, 0, positions, kept)[5])  # fmt: skip
+        found = K.top_collect(tuned, base, dtype, bound, 10**12, positions, kept)
+        assert found == (places.size, size, *range_of(values[others]), *last)
+        assert np.array_equal(positions, places + 10**12)
+        assert np.array_equal(kept, values[places])
+        if places.size:
+            less = positions[1:], kept[1:]
+            assert K.top_collect(tuned, base, dtype, bound, 0, *less)[0] > places.size - 1
+
+
+def test_top_collect_finds_what_is_not_finite() -> None:
+    values = normal(100)
+    values[[37, 80]] = np.nan, np.inf
+    positions, kept = np.empty(100, np.int64), np.empty(100, np.float32)
+    assert K.top_collect(values, None, "f32", -1, 5, positions, kept)[:2] == (100, 37)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("before", [None, 0.03])
+@pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
+def test_int4_encode_of_pairs(share: float, before: float | None, dtype: str) -> None:
+    for size in SIZES:
+        base, tuned, values = pair(normal(size), dtype)
+        skipped = some(size, share)
+        rest = np.delete(values, skipped)
+        rest = rest if before is None else np.concatenate([[np.float32(before)], rest])
+        codes = np.clip(np.round((rest - np.float32(-0.02)) / np.float32(0.041) * np.float32(15)), 0, 15)
+        packed = np.full((rest.size + 1) // 2, 0xEE, np.uint8)
+        K.int4_encode(tuned, base, dtype, before, skipped, -0.02, 0.041, 15.0, packed)
+        assert np.array_equal(codes_of(packed, 0, rest.size), codes.astype(np.uint8))
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
 def test_range(size: int, share: float) -> None:
@@ -82,7 +187,7 @@ def test_int4_encode(size: int, share: float) -> None:
     rest = np.delete(values, skipped)
     expected = np.clip(np.round((rest - low) / divisor * factor), 0, 15).astype(np.uint8)
     packed = np.full((rest.size + 1) // 2, 0xEE, np.uint8)
-    K.int4_encode(values, skipped, float(low), float(divisor), float(factor), packed)
+    K.int4_encode(values, None, "f32", None, skipped, float(low), float(divisor), float(factor), packed)
     assert np.array_equal(codes_of(packed, 0, rest.size), expected)
     if rest.size % 2:
         assert packed[-1] & 15 == 0
@@ -91,7 +196,7 @@ def test_int4_encode(size: int, share: float) -> None:
 def test_int4_encode_rounds_ties_to_even() -> None:
     values = np.array([0.5, 1.5, 2.5, 14.5, 15.5, -0.5, -1e30, 1e30], np.float32)
     packed = np.empty(4, np.uint8)
-    K.int4_encode(values, np.empty(0, np.int64), 0.0, 1.0, 1.0, packed)
+    K.int4_encode(values, None, "f32", None, np.empty(0, np.int64), 0.0, 1.0, 1.0, packed)
     assert codes_of(packed, 0, 8).tolist() == [0, 2, 2, 14, 15, 0, 0, 15]
 
 
@@ -172,8 +277,19 @@ def test_first_unordered(size: int) -> None:
         ("top_select", (normal(3), np.empty(2, np.int64), np.empty(1, np.float32))),
         ("range_between", (normal(3), np.array([3]))),
         ("range_between", (normal(3), np.array([1, 1]))),
-        ("int4_encode", (normal(3), np.array([-1]), 0.0, 1.0, 1.0, np.empty(1, np.uint8))),
-        ("int4_encode", (normal(3), np.array([1]), 0.0, 1.0, 1.0, np.empty(2, np.uint8))),
+        ("int4_encode", (normal(3), None, "f32", None, np.array([-1]), 0.0, 1.0, 1.0, np.empty(1, np.uint8))),
+        ("int4_encode", (normal(3), None, "f32", None, np.array([1]), 0.0, 1.0, 1.0, np.empty(2, np.uint8))),
+        ("int4_encode", (normal(3), None, "f32", 1.0, NOWHERE, 0.0, 1.0, 1.0, np.empty(1, np.uint8))),
+        ("int4_encode", (normal(3), normal(2), "f32", None, NOWHERE, 0.0, 1.0, 1.0, np.empty(2, np.uint8))),
+        ("top_of", (normal(3), None, "f32", np.empty(4, np.int64), np.empty(4, np.float32))),
+        ("top_of", (normal(3), None, "f32", np.empty(0, np.int64), np.empty(0, np.float32))),
+        ("top_of", (normal(3), None, "f32", np.empty(2, np.int64), np.empty(1, np.float32))),
+        ("top_of", (normal(3), normal(4), "f32", np.empty(1, np.int64), np.empty(1, np.float32))),
+        ("top_of", (normal(3), normal(3), "bf16", np.empty(1, np.int64), np.empty(1, np.float32))),
+        ("top_of", (np.zeros(3), np.zeros(3), "f64", np.empty(1, np.int64), np.empty(1, np.float32))),
+        ("top_of", (np.zeros(3, np.uint16), None, "bf16", np.empty(1, np.int64), np.empty(1, np.float32))),
+        ("top_collect", (normal(3), normal(4), "f32", -1, 0, np.empty(1, np.int64), np.empty(1, np.float32))),
+        ("top_collect", (normal(3), None, "f32", -1, 0, np.empty(1, np.int64), np.empty(2, np.float32))),
         ("place_values", (np.array([2]), normal(1), np.empty(2, np.float32))),
         ("place_values", (np.array([1]), normal(2), np.empty(2, np.float32))),
         ("place_values", (np.array([1]), np.zeros(1, np.uint16), np.empty(2, np.float32))),

@@ -180,6 +180,18 @@ class AddingEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Pairing(Protocol):
+    """An ``Encoder`` of float32 differences that subtracts while it encodes, with no array of them between.
+
+    Both arrays are f32, f16 or bf16, of one type, in C order; the bits are those of what ``difference`` gives.
+    """
+
+    def fit_pair(self, base: Array, tuned: Array) -> None: ...
+
+    def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]: ...
+
+
 class AdditiveEncoder:
     """Encodes ``tuned - base`` in float32 by an ordinary encoder."""
 
@@ -215,9 +227,14 @@ class AdditiveEncoder:
         forget(self._inner)
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        self._inner.fit_pass(difference(base, tuned))
+        if isinstance(self._inner, Pairing) and _plain(base, tuned):
+            self._inner.fit_pair(base, tuned)
+        else:
+            self._inner.fit_pass(difference(base, tuned))
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        if isinstance(self._inner, Pairing) and _plain(base, tuned):
+            return self._inner.encode_pair(base, tuned, start)
         parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)
         return parts
 

@@ -13,6 +13,7 @@ import numpy as np
 from ingot.codecs.cast import flat
 from ingot.codecs.reach import Reach
 from ingot.core import native
+from ingot.core.buffers import scratch
 from ingot.core.dtypes import STORAGE_DTYPES, dtype
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UnsupportedError, UsageError
@@ -46,8 +47,80 @@ class F16Scales:
         return self.reach.lost()
 
 
+class Differences(NamedTuple):
+    """Differences in float32 as kernels take them: ``tuned`` less ``base``, flat arrays of bits of one float type.
+
+    Without a base ``tuned`` are the differences.
+    """
+
+    tuned: Array
+    base: Array | None
+    dtype: str
+
+    @classmethod
+    def given(cls, rows: Array) -> Differences:
+        """Return float32 differences."""
+        return cls(flat_values(rows), None, "f32")
+
+    @classmethod
+    def between(cls, base: Array, tuned: Array) -> Differences:
+        """Return those of two arrays of one float type, C order; nothing is computed yet."""
+        return cls(as_bits(tuned.reshape(-1)), as_bits(base.reshape(-1)), float_name(tuned))
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.tuned.size
+
+    def part(self, start: int, stop: int) -> Differences:
+        """Return some of them."""
+        return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
+
+    def array(self) -> Array:
+        """Return them computed."""
+        if self.base is None:
+            return self.tuned
+        out = scratch(self.tuned.shape, np.float32)
+        native.kernels.differences(self.tuned, self.base, out, self.dtype)
+        return out
+
+    def at(self, index: int) -> float:
+        """Return one."""
+        return float(self.part(index, index + 1).array()[0])
+
+    def range_without(self, skipped: Array, low: float, high: float) -> tuple[float, float]:
+        """Return the range of all but those at ``skipped``, which is ``low`` to ``high``; of zeros the right one."""
+        return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
+
+
+class PairEncoder(ABC):
+    """An encoder of differences that takes base and fine-tune and subtracts on the way (``delta.base.Pairing``)."""
+
+    @abstractmethod
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
+        """Encode the differences of ``rows`` rows."""
+
+    @abstractmethod
+    def fit_of(self, of: Differences) -> None:
+        """Take in the next differences of a fit pass."""
+
+    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+        """Return the parts of these rows."""
+        return self.encode_of(Differences.given(rows), len(rows), start)
+
+    def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        return self.encode_of(Differences.between(base, tuned), len(tuned), start)
+
+    def fit_pass(self, rows: Array) -> None:
+        """Take in the next rows, where the encoder learns beforehand."""
+        self.fit_of(Differences.given(rows))
+
+    def fit_pair(self, base: Array, tuned: Array) -> None:
+        self.fit_of(Differences.between(base, tuned))
+
+
 @dataclass(kw_only=True, eq=False)
-class WholeEncoder:
+class WholeEncoder(PairEncoder):
     """An encoder that looks for the largest differences and therefore takes a tensor whole."""
 
     codec: str
@@ -59,28 +132,27 @@ class WholeEncoder:
     single_chunk: bool = True
     lossless: bool = False
 
-    def fit_pass(self, rows: Array) -> None:
+    def fit_of(self, of: Differences) -> None:
         """Nothing to learn beforehand."""
 
-    def largest(self, rows: Array, count: int) -> tuple[Array, Array, Array]:
-        """Return all values flat, and positions and values of the ``count`` largest by magnitude, ascending.
+    def largest(self, of: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
+        """Return positions and values of the ``count`` largest by magnitude, ascending, and the range of the others.
 
-        Of equal magnitudes the first are taken.
+        Of equal magnitudes the first are taken. Where there are no others, the range says nothing.
 
         Raises
         ------
         CodecError
             ``<codec>.whole``: not all rows; ``<codec>.non-finite``: a difference is NaN or infinite.
         """
-        values = flat_values(rows)
-        if values.size != self.size:
-            raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {values.size}")
-        positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+        if of.size != self.size:
+            raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {of.size}")
+        positions, kept, low, high = scratch((count,), np.int64), scratch((count,), np.float32), 0.0, 0.0
         if count:
-            bad = native.kernels.top_select(values, positions, kept)
-            if bad < values.size:
-                raise non_finite(self.codec, float(values[bad]), bad)
-        return values, positions, kept
+            bad, low, high = native.kernels.top_of(*of, positions, kept)
+            if bad < of.size:
+                raise non_finite(self.codec, of.at(bad), bad)
+        return positions, kept, (low, high)
 
 
 def flat_values(rows: Array) -> Array:

@@ -18,6 +18,7 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
+    Differences,
     F16Scales,
     WholeEncoder,
     check_parts,
@@ -92,11 +93,14 @@ def scale_of(low: float, high: float, layout: int) -> Scale:
     return Scale(flat, pair, (low, spread, 15.0) if layout == 1 else (float(pair[1]), float(pair[0]), 1.0))
 
 
-def codes_of(values: Array, skipped: Array, scale: Scale) -> Array:
-    """Return the codes of all values but for those at ``skipped``, two per byte; the last byte is filled with 0."""
-    packed = np.zeros((values.size - skipped.size + 1) // 2, np.uint8)
+def codes_of(of: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
+    """Return the codes of ``before``, where given, and all differences but for those at ``skipped``, two per byte.
+
+    The last byte is filled with 0.
+    """
+    packed = np.zeros((of.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
     if not scale.flat:
-        native.kernels.int4_encode(values, skipped, *scale.arguments, packed)
+        native.kernels.int4_encode(*of, before, skipped, *scale.arguments, packed)
     return packed
 
 
@@ -140,20 +144,20 @@ class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
     index_dtype: str
     reach: Reach = field(default_factory=scale_reach)
 
-    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts.
 
         Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
         """
-        values, positions, largest = self.largest(rows, self.count)
-        low, high = native.kernels.range_between(values, positions) if self.count < self.size else (0.0, 0.0)
+        positions, largest, rest = self.largest(of, self.count)
+        low, high = of.range_without(positions, *rest) if self.count < self.size else (0.0, 0.0)
         scale = scale_of(low, high, self.layout)
         return {
             "outlier_idx": positions.astype(self.index_dtype, copy=False),
             "outlier_vals": to_f16(largest, self.codec),
             "scale": scale.pair[:1],
             "zero_point": scale.pair[1:],
-            "packed": codes_of(values, positions if self.layout == 1 else _NOTHING, scale),
+            "packed": codes_of(of, positions if self.layout == 1 else _NOTHING, scale),
         }
 
 
@@ -186,19 +190,17 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         super().forget()
         self._rest = self._scale = None
 
-    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows; rule ``delta_int4.whole`` before the fit pass."""
-        cut = self.cut(rows, start)
+        cut = self.cut(of.size, rows, start)
         assert self._rest is not None
         assert self._scale is not None
-        gaps, values = self.layout == 1, cut.values
+        gaps = self.layout == 1
         skipped = cut.at if gaps else _NOTHING
         codes = cut.first - (cut.before if gaps else 0)
-        stop, odd = codes + values.size - skipped.size, codes % 2
-        if odd:
-            values, skipped = np.concatenate([self._rest.last_before(cut.first), values]), skipped + 1
-        packed = codes_of(values, skipped, self._scale)
-        last = cut.first + cut.values.size == self.size
+        stop, odd = codes + of.size - skipped.size, codes % 2
+        packed = codes_of(of, skipped, self._scale, self._rest.last_before(cut.first) if odd else None)
+        last = cut.first + of.size == self.size
         once = slice(0, 1 if start == 0 else 0)
         pair = self._scale.pair
         chunk = _Chunk(

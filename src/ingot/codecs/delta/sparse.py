@@ -15,6 +15,7 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
+    Differences,
     WholeEncoder,
     check_parts,
     matrix_rows,
@@ -66,8 +67,8 @@ class SparseEncoder(_Decoding, WholeEncoder):
     codec: str = ID
     count: int
 
-    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        _, positions, values = self.largest(rows, self.count)
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
+        positions, values, _ = self.largest(of, self.count)
         return {"indices": positions, "values": values}
 
 
@@ -77,9 +78,9 @@ class StreamedSparseEncoder(_Decoding, StreamedEncoder):
 
     codec: str = ID
 
-    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows; rule ``delta_sparse.whole`` before the fit pass."""
-        cut = self.cut(rows, start)
+        cut = self.cut(of.size, rows, start)
         chunk = ChunkParts(indices=cut.at + cut.first, values=cut.largest)
         chunk.start, chunk.within = start, {"indices": cut.at, "values": cut.largest}
         return chunk

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.delta.flat import PIECE, flat_values, non_finite
+from ingot.codecs.delta.flat import PIECE, Differences, PairEncoder, non_finite
 from ingot.core import native
+from ingot.core.buffers import scratch
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
@@ -18,7 +19,7 @@ WHOLE = 1 << 24
 """Tensors of up to so many elements are encoded in one piece: read once, with 24 bytes an element at most."""
 _GRID = 1 << 16
 _LONG = 1 << 20
-_MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def streams(size: int) -> bool:
@@ -34,11 +35,26 @@ def grid_of(rows: int, cols: int) -> int:
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
 
-class Rest:
-    """Learns of what is not among the largest; here nothing."""
+class Passed(NamedTuple):
+    """Differences of which some were admitted among the largest: ``low`` to ``high`` is the range of the others.
 
-    def passed(self, values: Array, admitted: Array, stop: int) -> None:
-        """Take in the next ``values``, which end before element ``stop``, but for those at the places ``admitted``."""
+    The last of the others is ``value`` at the place ``last``, -1 where there is none.
+    """
+
+    of: Differences
+    low: float
+    high: float
+    last: int
+    value: float
+
+
+class Rest:
+    """Learns of what is not among the largest; here nothing. ``ranges`` tells whether ranges must be exact."""
+
+    ranges: ClassVar[bool] = False
+
+    def passed(self, piece: Passed, stop: int) -> None:
+        """Take in the next differences, which end before element ``stop``."""
 
     def evicted(self, positions: Array, values: Array, kept: Array) -> None:
         """Take in values that were admitted before, of which only those at the places ``kept`` stay (never all)."""
@@ -51,6 +67,7 @@ class RangeOfRest(Rest):
     Where ``gaps`` is not set, the element itself before every such multiple.
     """
 
+    ranges: ClassVar[bool] = True
     size: int
     grid: int
     gaps: bool
@@ -65,27 +82,24 @@ class RangeOfRest(Rest):
         count = self.size // self.grid + 1
         self._where, self._what = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
-    def last_before(self, start: int) -> Array:
-        """Return the value, as an array of one, that comes last before element ``start``, a multiple of ``grid``."""
-        return self._what[start // self.grid : start // self.grid + 1]
+    def last_before(self, start: int) -> float:
+        """Return the value that comes last before element ``start``, a multiple of ``grid``."""
+        return float(self._what[start // self.grid])
 
-    def passed(self, values: Array, admitted: Array, stop: int) -> None:
-        self._widen(values, admitted)
-        # Places counted from the end: where they run 0, 1, 2, ... all are admitted.
-        run = 0
-        if self.gaps:
-            ends = values.size - 1 - admitted[::-1]
-            apart = ends != np.arange(ends.size)
-            run = int(np.argmax(apart)) if apart.any() else ends.size
-        if run < values.size:
-            self._now = (stop - 1 - run, float(values[values.size - 1 - run]))
+    def passed(self, piece: Passed, stop: int) -> None:
+        self.low, self.high = min(self.low, piece.low), max(self.high, piece.high)
+        if self.gaps and piece.last >= 0:
+            self._now = (stop - piece.of.size + piece.last, piece.value)
         if stop % self.grid == 0:
             index = stop // self.grid
+            if not self.gaps:
+                self._now = (stop - 1, piece.of.at(piece.of.size - 1))
             self._where[index], self._what[index] = self._now
             self._reached = index + 1
 
     def evicted(self, positions: Array, values: Array, kept: Array) -> None:
-        self._widen(values, kept)
+        low, high = native.kernels.range_between(values, kept)
+        self.low, self.high = min(self.low, low), max(self.high, high)
         if not self.gaps:
             return
         others = np.ones(values.size, np.bool_)
@@ -99,10 +113,6 @@ class RangeOfRest(Rest):
         later = np.flatnonzero(at > self._where[: self._reached])
         self._where[later], self._what[later] = at[later], values[places[before[later]]]
 
-    def _widen(self, values: Array, skipped: Array) -> None:
-        low, high = native.kernels.range_between(values, skipped)
-        self.low, self.high = min(self.low, low), max(self.high, high)
-
 
 class Largest:
     """The ``count`` values of the largest magnitudes of a tensor of ``size``, of equal ones the first.
@@ -114,9 +124,9 @@ class Largest:
     def __init__(self, codec: str, size: int, count: int, grid: int, rest: Rest) -> None:
         self._codec, self._size, self._count, self._grid, self._rest = codec, size, count, grid, rest
         room = min(size, count + self.spare(count))
-        self._positions, self._values = np.empty(room, np.int64), np.empty(room, np.float32)
+        self._positions, self._values = scratch((room,), np.int64), scratch((room,), np.float32)
         self._filled = self.taken = 0
-        self._bound = np.int32(-1)  # the magnitude, as bits, that is to be exceeded
+        self._bound = -1  # the magnitude, as bits, that is to be exceeded
 
     @staticmethod
     def spare(count: int) -> int:
@@ -129,19 +139,19 @@ class Largest:
         room = min(size, count + cls.spare(count))
         return (12 + 26) * room + 12 * PIECE + 64 * (size // grid + 1)
 
-    def take(self, values: Array) -> None:
-        """Take in the next values, flat.
+    def take(self, of: Differences) -> None:
+        """Take in the next differences.
 
         Raises ``CodecError``: ``<codec>.whole`` (more than ``size``), ``<codec>.non-finite``.
         """
-        if self.taken + values.size > self._size:
+        if self.taken + of.size > self._size:
             raise CodecError(
-                f"{self._codec}.whole", f"expected {self._size} values, found {self.taken + values.size} or more"
+                f"{self._codec}.whole", f"expected {self._size} values, found {self.taken + of.size} or more"
             )
         start = 0
-        while start < values.size:
-            stop = min(values.size, start + min(PIECE, self._grid - self.taken % self._grid))
-            self._piece(values[start:stop])
+        while start < of.size:
+            stop = min(of.size, start + min(PIECE, self._grid - self.taken % self._grid))
+            self._piece(of.part(start, stop))
             start = stop
 
     def result(self) -> tuple[Array, Array]:
@@ -149,44 +159,44 @@ class Largest:
         self._prune()
         return self._positions[: self._count].copy(), self._values[: self._count].copy()
 
-    def _piece(self, values: Array) -> None:
-        bits = values.view(np.int32) & _MAGNITUDE
-        places = np.flatnonzero(bits > self._bound)
-        chosen = bits[places]
-        if places.size and chosen.max() >= _INFINITY:
-            bad = int(places[int(np.argmax(chosen >= _INFINITY))])
-            raise non_finite(self._codec, float(values[bad]), self.taken + bad)
-        if self._filled + places.size > self._positions.size:
+    def _piece(self, of: Differences) -> None:
+        found = self._collected(of)
+        if found[0] > self._positions.size - self._filled:
             self._prune()
-            places = places[chosen > self._bound]
-        self._rest.passed(values, places, self.taken + values.size)
-        stop = self._filled + places.size
-        np.add(places, self.taken, out=self._positions[self._filled : stop])
-        self._values[self._filled : stop] = values[places]
-        self._filled, self.taken = stop, self.taken + values.size
+            found = self._collected(of)
+        count, bad, low, high, last, value = found
+        if bad < of.size:
+            raise non_finite(self._codec, of.at(bad), self.taken + bad)
+        stop = self._filled + count
+        if self._rest.ranges:
+            low, high = of.range_without(self._positions[self._filled : stop] - self.taken, low, high)
+        self._filled, self.taken = stop, self.taken + of.size
+        self._rest.passed(Passed(of, low, high, last, value), self.taken)
+
+    def _collected(self, of: Differences) -> tuple[int, int, float, float, int, float]:
+        """Put those that exceed the bound behind the candidates, as the kernel ``top_collect`` tells of them."""
+        free = slice(self._filled, None)
+        places = self._positions[free], self._values[free]
+        return native.kernels.top_collect(*of, self._bound, self.taken, *places)
 
     def _prune(self) -> None:
         """Let go of all but the largest ``count``."""
         positions, values, count = self._positions[: self._filled], self._values[: self._filled], self._count
         if values.size <= count:
             return
-        bits = values.view(np.int32) & _MAGNITUDE
-        least = np.partition(bits, values.size - count)[values.size - count]
-        keep = bits >= least
-        ties = np.flatnonzero(bits == least)
-        keep[ties[ties.size - (int(np.count_nonzero(keep)) - count) :]] = False  # of equal ones the last
-        places = np.flatnonzero(keep)
+        places, kept = scratch((count,), np.int64), scratch((count,), np.float32)
+        native.kernels.top_select(values, places, kept)
         self._rest.evicted(positions, values, places)
+        values[:count] = kept
         for start in range(0, count, PIECE):  # places are never before where they go, so nothing is lost on the way
-            piece, stop = places[start : start + PIECE], min(start + PIECE, count)
-            positions[start:stop], values[start:stop] = positions[piece], values[piece]
-        self._filled, self._bound = count, least
+            stop = min(start + PIECE, count)
+            positions[start:stop] = positions[places[start:stop]]
+        self._filled, self._bound = count, int((kept.view(np.int32) & _MAGNITUDE).min())
 
 
 class Cut(NamedTuple):
-    """A chunk of ``values`` from element ``first`` on: ``before`` of the largest lie before it, ``at`` those within."""
+    """A chunk from element ``first`` on: ``before`` of the largest lie before it, ``at`` those within."""
 
-    values: Array
     first: int
     before: int
     at: Array
@@ -194,7 +204,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class StreamedEncoder:
+class StreamedEncoder(PairEncoder):
     """An encoder that finds the largest differences in one pass and then takes chunks that begin at its grid."""
 
     codec: str
@@ -222,14 +232,14 @@ class StreamedEncoder:
         """Return what a fit pass tells of all but the largest."""
         return Rest()
 
-    def fit_pass(self, rows: Array) -> None:
-        """Take in the next rows.
+    def fit_of(self, of: Differences) -> None:
+        """Take in the next differences.
 
         Raises ``CodecError``: ``<codec>.non-finite``, a difference is NaN or infinite; ``<codec>.whole``, too many.
         """
         if self._search is None:
             self._search = Largest(self.codec, self.size, self.count, self.step, self.rest())
-        self._search.take(flat_values(rows))
+        self._search.take(of)
         if self._search.taken == self.size:
             positions, values = self._search.result()
             self._search = None
@@ -239,13 +249,12 @@ class StreamedEncoder:
         """Take note that the fit pass is over; return the largest values as they are stored."""
         return values
 
-    def cut(self, rows: Array, start: int) -> Cut:
-        """Return what a chunk of rows is; rule ``<codec>.whole`` before the fit pass has seen all."""
-        values = flat_values(rows)
+    def cut(self, size: int, rows: int, start: int) -> Cut:
+        """Return what a chunk of ``size`` elements is; rule ``<codec>.whole`` before the fit pass has seen all."""
         if self._found is None:
             raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
-        first = start * (values.size // max(len(rows), 1))
+        first = start * (size // max(rows, 1))
         if first % self.step:
             raise ValueError(f"expected a chunk that begins at a multiple of {self.step} elements, found {first}")
-        before, stop = np.searchsorted(self._found[0], (first, first + values.size)).tolist()
-        return Cut(values, first, before, self._found[0][before:stop] - first, self._found[1][before:stop])
+        before, stop = np.searchsorted(self._found[0], (first, first + size)).tolist()
+        return Cut(first, before, self._found[0][before:stop] - first, self._found[1][before:stop])
