@@ -56,8 +56,11 @@ class Rest:
     def passed(self, piece: Passed, stop: int) -> None:
         """Take in the next differences, which end before element ``stop``."""
 
-    def evicted(self, positions: Array, values: Array, kept: Array) -> None:
-        """Take in values that were admitted before, of which only those at the places ``kept`` stay (never all)."""
+    def evicted(self, positions: Array, values: Array, kept: Array, gone: tuple[float, float]) -> None:
+        """Take in values that were admitted before, of which only those at the places ``kept`` stay (never all).
+
+        ``gone`` is the range of the others.
+        """
 
 
 @dataclass(eq=False)
@@ -97,19 +100,18 @@ class RangeOfRest(Rest):
             self._where[index], self._what[index] = self._now
             self._reached = index + 1
 
-    def evicted(self, positions: Array, values: Array, kept: Array) -> None:
-        low, high = native.kernels.range_between(values, kept)
-        self.low, self.high = min(self.low, low), max(self.high, high)
+    def evicted(self, positions: Array, values: Array, kept: Array, gone: tuple[float, float]) -> None:
+        self.low, self.high = min(self.low, gone[0]), max(self.high, gone[1])
         if not self.gaps:
             return
         others = np.ones(values.size, np.bool_)
         others[kept] = False
         places = np.flatnonzero(others)
-        gone = positions[places]
-        if gone[-1] > self._now[0]:
-            self._now = (int(gone[-1]), float(values[places[-1]]))
-        before = np.searchsorted(gone, np.arange(self._reached) * self.grid) - 1
-        at = np.where(before >= 0, gone[before], -1)
+        left = positions[places]
+        if left[-1] > self._now[0]:
+            self._now = (int(left[-1]), float(values[places[-1]]))
+        before = np.searchsorted(left, np.arange(self._reached) * self.grid) - 1
+        at = np.where(before >= 0, left[before], -1)
         later = np.flatnonzero(at > self._where[: self._reached])
         self._where[later], self._what[later] = at[later], values[places[before[later]]]
 
@@ -185,8 +187,10 @@ class Largest:
         if values.size <= count:
             return
         places, kept = scratch((count,), np.int64), scratch((count,), np.float32)
-        native.kernels.top_select(values, places, kept)
-        self._rest.evicted(positions, values, places)
+        _, low, high = native.kernels.top_of(values, None, "f32", places, kept)
+        if self._rest.ranges:
+            low, high = Differences.given(values).range_without(places, low, high)
+        self._rest.evicted(positions, values, places, (low, high))
         values[:count] = kept
         for start in range(0, count, PIECE):  # places are never before where they go, so nothing is lost on the way
             stop = min(start + PIECE, count)

@@ -12,6 +12,7 @@ from ingot.codecs.base import ChunkParts, forget, held, row_step
 from ingot.codecs.delta import top as delta_top
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_parts, encode_tensor
 
@@ -166,3 +167,49 @@ def test_memory_is_that_of_chunks_and_of_what_is_kept(id: str, most: int, monkey
         tracemalloc.stop()
     assert peak < held(encoder) + 32 * chunk * shape[1]
     assert peak < most * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "onesided", "zeros", "nan"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_pairs_give_the_bytes_of_their_differences(
+    monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str, whole: bool
+) -> None:
+    """Subtracted on the way or before, of every type: the same parts or refusal, zeros of either sign too."""
+    if not whole:
+        for name, value in {"WHOLE": 0, "PIECE": 2000, "_GRID": 3000}.items():
+            monkeypatch.setattr(delta_top, name, value)
+    shape, rng, element = (67, 1000), np.random.default_rng(3), numpy_dtype(dtype)
+    old = rng.normal(0, 0.02, shape).astype(element)
+    change = np.abs(values_of("normal", shape)) * (rng.random(shape) < 0.4)
+    if kind in ("normal", "ties", "equal"):
+        change = values_of(kind, shape)
+    new = (old.astype(np.float32) + change).astype(element)
+    if kind in ("zeros", "nan"):
+        old, new = (np.where(rng.random(shape) < 0.5, 0.0, -0.0).astype(element) for _ in range(2))
+    if kind == "nan":
+        new[40, 20:] = np.nan
+    wide = new.astype(np.float32) - old.astype(np.float32)
+    for id, options in WAYS:
+        found = [encoded(delta_codec(id).encoder(shape, dtype, options), old, new)]
+        found.append(encoded(CODECS[id].encoder(shape, "f32", options), wide))
+        assert found[0] == found[1], (id, options)
+        if kind == "zeros" and id == "delta_int4" and isinstance(found[0], dict) and options["outlier_fraction"] < 1:
+            kind_of_place = np.int64 if options["layout"] == 1 else np.int32
+            outliers = np.frombuffer(found[0]["outlier_idx"], kind_of_place).astype(np.int64)
+            assert np.frombuffer(found[0]["zero_point"], np.float16)[0] == np.delete(wide.reshape(-1), outliers).min()
+
+
+def encoded(encoder: Any, *arrays: Array) -> dict[str, bytes] | str:
+    """Return the parts that rows give in chunks, or the refusal."""
+    rows, cols = arrays[0].shape
+    count = rows if encoder.single_chunk else 4 * encoder.step // cols
+    cuts = [slice(start, start + count) for start in range(0, rows, count)]
+    try:
+        for _ in range(encoder.fit_passes):
+            for cut in cuts:
+                encoder.fit_pass(*(array[cut] for array in arrays))
+        made = [encoder.encode(*(array[cut] for array in arrays), cut.start) for cut in cuts]
+    except CodecError as error:
+        return str(error)
+    return {role: b"".join(np.ascontiguousarray(parts[role]).tobytes() for parts in made) for role in made[0]}
