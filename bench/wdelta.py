@@ -65,8 +65,8 @@ def encode(old, new, kind):
         made = [{{role: np.concatenate([part[role] for part in made]) for role in made[0]}}]
     stored = {{part.role: memory_part(made[0][part.role], part.dtype) for part in encoder.parts}}
     return Tensor("t", old.shape, "f32", codec.id, stored, dict(encoder.params), CODECS[codec.id])
-def apply(tensor, old, kind):
-    new = np.empty_like(old)
+def apply(tensor, old, kind, new=None):
+    new = np.empty_like(old) if new is None else new
     applier = codec.applier(tensor, kind)
     applier.apply(old, new)
     applier.finish()
@@ -126,6 +126,14 @@ WAYS = (
         "result = [apply(made[n], old[n], kind) for n in old]",
         KIND + "\nmade = {n: encode(old[n], new[n], kind) for n in old}",
         "result = None",
+    ),
+    Way(
+        "codec",
+        "apply",
+        "ingot, in place",
+        "for n in old: apply(made[n], mine[n], kind, mine[n])",
+        KIND + "\nmade = {n: encode(old[n], new[n], kind) for n in old}",
+        "mine = {n: old[n].copy() for n in old}",
     ),
     Way("memory", "make", "deltatensors", "peer.save_delta(delta, new, old, strategy)", LOADED),
     Way("memory", "make", "ingot", "ingot.diff(old, new, delta, strategy, overwrite=True)", LOADED),
