@@ -41,14 +41,6 @@ class Tables {
     return _mm512_cmp_ps_mask(room * room, distance * kRoom + kTiny, _CMP_GT_OQ);
   }
 
- private:
-  Floats look_up(const float* table, __m512i code) const {
-    const Floats low = _mm512_permutex2var_ps(load(table), code, load(table + kWidth));
-    if (few_) return low;
-    const Floats high = _mm512_permutex2var_ps(load(table + 2 * kWidth), code, load(table + 3 * kWidth));
-    return _mm512_mask_mov_ps(low, _mm512_test_epi32_mask(code, _mm512_set1_epi32(2 * kWidth)), high);
-  }
-
   // Number `v` of each point.
   static Floats column(const float* points, int v) {
     const __m512i from = _mm512_add_epi32(_mm512_mullo_epi32(numbers_of_lanes(), _mm512_set1_epi32(kSize)), _mm512_set1_epi32(v));
@@ -56,6 +48,14 @@ class Tables {
     if constexpr (kSize == 2) return first;
     const Floats second = _mm512_permutex2var_ps(load(points + 2 * kWidth), from, load(points + 3 * kWidth));
     return _mm512_mask_mov_ps(first, 0xff00, second);  // places count modulo two registers
+  }
+
+ private:
+  Floats look_up(const float* table, __m512i code) const {
+    const Floats low = _mm512_permutex2var_ps(load(table), code, load(table + kWidth));
+    if (few_) return low;
+    const Floats high = _mm512_permutex2var_ps(load(table + 2 * kWidth), code, load(table + 3 * kWidth));
+    return _mm512_mask_mov_ps(low, _mm512_test_epi32_mask(code, _mm512_set1_epi32(2 * kWidth)), high);
   }
 
   alignas(64) float places_[kSize][kTabled], guards_[kTabled];

@@ -2,7 +2,8 @@
 // All centroids are tried for two registers of points at a time. Where bounds are kept, only points whose code may have changed are
 // tried: another centroid is too far for the rest, by the triangle inequality (Hamerly, "Making k-means even faster",
 // 2010), with room for what rounding does, so that codes and sums are those of trying all. Where sums are exact, they change by the
-// points that move alone.
+// points that move alone. Of many centroids of pairs few are
+// nearest anywhere in a square of the plane: a grid of these, made anew each time, takes the place of bounds.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -16,6 +17,7 @@
 #include "core/palette.h"
 #include "kernels/float_vectors.h"
 #include "kernels/kernels.h"
+#include "kernels/palette_grid.h"
 #include "kernels/palette_tables.h"
 
 namespace ingot::INGOT_ISA {
@@ -81,7 +83,15 @@ struct Chunk {
 template <int kSize>
 class Nearest {
  public:
-  Nearest(const float* centroids, std::size_t k, const PaletteFound& found) : centroids_(centroids), k_(k), found_(found) {
+  Nearest([[maybe_unused]] const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found)
+      : centroids_(centroids), k_(k), found_(found) {
+#if defined(__AVX512F__)
+    gridded_ = kSize == 2 && k > kTabled && found.bounds && at.n >= Grid::kLeast;
+    if (gridded_) {
+      grid_.fill(at.points, at.n, centroids, k);
+      return;
+    }
+#endif
     if (found.bounds) find_guards();
 #if defined(__AVX512F__)
     if (found.bounds && k <= kTabled) tables_.fill(centroids, guards_, k);
@@ -91,9 +101,13 @@ class Nearest {
   // Points `from` to `from + n`, a chunk of them; adds to the squared errors.
   void run(const float* points, std::size_t from, std::size_t n, double* errors) {
     std::uint8_t* const codes = found_.codes + from;
-    float* const bounds = found_.bounds ? found_.bounds + from : nullptr;
+    float* bounds = found_.bounds ? found_.bounds + from : nullptr;
     std::size_t open = n;
-    if (bounds)
+    if (gridded_) {
+      open = place(points, codes, n);
+      forget(bounds, n);
+      bounds = nullptr;
+    } else if (bounds)
       open = pass(points, codes, bounds, n);
     else
       for (std::size_t i = 0; i < n; ++i) chunk_.open[i] = static_cast<std::uint32_t>(i);
@@ -158,7 +172,52 @@ class Nearest {
     return chunk_.shut[i] ? 0 : 1;
   }
 
+  // Bounds become 0. Most are already, and memory that is not written need not be there.
+  static void forget(float* bounds, std::size_t n) {
+    std::uint32_t any = 0;
+    for (std::size_t i = 0; i < n; ++i) any |= std::bit_cast<std::uint32_t>(bounds[i]);
+    if (any) std::fill(bounds, bounds + n, 0.0F);
+  }
+
+  // Finds the codes of points by the grid, and lists those that are left.
+  std::size_t place(const float* points, std::uint8_t* codes, std::size_t n) {
+    std::size_t open = 0;
 #if defined(__AVX512F__)
+    std::size_t done = 0;
+    if constexpr (kSize == 2)
+      for (; done + kWidth <= n; done += kWidth) {
+        __m512i which;
+        Floats distance;
+        const __mmask16 left = grid_.pass(points + done * kSize, &which, &distance);
+        store(chunk_.distance + done, distance);
+        auto* const at = reinterpret_cast<__m128i*>(codes + done);
+        const __m512i before = _mm512_cvtepu8_epi32(_mm_loadu_si128(at));
+        const __mmask16 other = _mm512_mask_cmpneq_epi32_mask(static_cast<__mmask16>(~left), which, before);
+        if (left) open += list_sixteen(open, done, left);
+        if (!other) continue;
+        if (found_.moves) move(points + done * kSize, before, which, other);
+        _mm_storeu_si128(at, _mm512_cvtepi32_epi8(_mm512_mask_mov_epi32(before, other, which)));
+      }
+    for (; done < n; ++done) chunk_.open[open++] = static_cast<std::uint32_t>(done);
+#else
+    static_cast<void>(points), static_cast<void>(codes), static_cast<void>(n);
+#endif
+    return open;
+  }
+
+#if defined(__AVX512F__)
+  // Takes those of sixteen points that have another code from one sum to another.
+  void move(const float* points, __m512i before, __m512i after, __mmask16 other) {
+    alignas(64) std::uint32_t from[kWidth], to[kWidth];
+    _mm512_store_si512(from, before);
+    _mm512_store_si512(to, after);
+    for (unsigned rest = other; rest; rest &= rest - 1) {
+      const auto lane = static_cast<std::size_t>(std::countr_zero(rest));
+      count<-1>(points + lane * kSize, from[lane]);
+      count<1>(points + lane * kSize, to[lane]);
+    }
+  }
+
   std::size_t list_sixteen(std::size_t place, std::size_t from, std::uint16_t open) {
     const __m512i numbers = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(from)), numbers_of_lanes());
     _mm512_storeu_si512(chunk_.open + place, _mm512_maskz_compress_epi32(open, numbers));
@@ -236,13 +295,15 @@ class Nearest {
   float guards_[256];
 #if defined(__AVX512F__)
   Tables<kSize> tables_;
+  Grid grid_;  // instead of bounds
 #endif
+  bool gridded_ = false;
   Chunk chunk_;
 };
 
 template <int kSize>
 double nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
-  Nearest<kSize> all(centroids, k, found);
+  Nearest<kSize> all(at, centroids, k, found);
   double errors[kSums] = {};
   for (std::size_t i = 0; i < at.n; i += kChunk)
     all.run(at.points + i * kSize, i, std::min(kChunk, at.n - i), errors);

@@ -183,8 +183,54 @@ def test_bounds_change_no_code_and_no_sum(size: int, clusters: int, count: int) 
     assert clusters == 1 or count == 1 or bounds.any()
 
 
+def cloud_of_pairs(kind: str, count: int) -> Array:
+    normal = rng(18).normal(0, 0.2, (count, 2)).clip(-1, 1)
+    points = {
+        "normal": normal.astype(np.float16),
+        "lattice": rng(19).integers(-9, 10, (count, 2)) / 16,  # many as near to two centroids
+        "line": normal * [1.0, 0.0],
+        "one": np.full((count, 2), 0.75),
+        "far": normal * 10.0 ** rng(20).integers(-9, 1, (count, 1)),
+        "aside": 0.9 + normal * 1e-6,  # squares of few steps of f32
+        "outliers": np.where(np.arange(count)[:, None] % 999, normal * 1e-3, normal * 1e12),
+        "tiny": normal * 1e-25,  # squares below what f32 holds in full
+    }[kind]
+    return np.asarray(points, np.float32)
+
+
+@pytest.mark.parametrize("kind", ["normal", "lattice", "line", "one", "far", "aside", "outliers", "tiny"])
+@pytest.mark.parametrize(("clusters", "count"), [(65, 16384), (200, 20001), (256, 17000)])
+def test_a_grid_finds_the_first_of_the_nearest(clusters: int, count: int, kind: str) -> None:
+    """Many pairs and centroids, beside trying every centroid; what bounds are left says nothing that is wrong."""
+    points = cloud_of_pairs(kind, count)
+    centroids = points[rng(21).integers(0, count, clusters)].copy()
+    centroids[clusters // 2] = centroids[3]  # of equally near ones the first
+    codes, bounds = np.zeros(count, np.uint8), np.full(count, 0.5, np.float32)
+    for _ in range(4):
+        plain, wanted, numbers = np.empty(count, np.uint8), np.zeros(clusters * 2), np.zeros(clusters)
+        error = native.kernels.palette_nearest(points, centroids, plain, wanted, numbers)
+        sums, counts = np.zeros(clusters * 2), np.zeros(clusters)
+        # What was known is of no use: all centroids went far.
+        found = native.kernels.palette_nearest(points, centroids, codes, sums, counts, bounds, 1e30)
+        assert found == error
+        assert codes.tobytes() == plain.tobytes()
+        assert sums.tobytes() == wanted.tobytes()
+        assert counts.tobytes() == numbers.tobytes()
+        tried, centroids = centroids, (sums.reshape(clusters, 2) / np.maximum(counts, 1)[:, None]).astype(np.float32)
+    # Bounds that are kept hold for a call without a grid too.
+    centroids = tried + np.float32(2.0**-10)
+    again = codes.copy()
+    native.kernels.palette_nearest(points, centroids, codes, np.zeros(clusters * 2), np.zeros(clusters))
+    few = 16000  # too few for a grid
+    sums, counts = np.zeros(clusters * 2), np.zeros(clusters)
+    native.kernels.palette_nearest(points[:few], centroids, again[:few], sums, counts, bounds[:few], 2.0**-9)
+    assert again[:few].tobytes() == codes[:few].tobytes()
+
+
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("clusters", "count"), [(2, 17), (16, 1040), (32, 3000), (33, 1023), (64, 5000), (65, 1200)])
+@pytest.mark.parametrize(
+    ("clusters", "count"), [(2, 17), (16, 1040), (32, 3000), (33, 1023), (64, 5000), (65, 1200), (90, 16400)]
+)
 def test_points_that_move_change_two_sums(size: int, clusters: int, count: int) -> None:
     """Where sums are exact, those of the codes before, less and more what changed, are those of adding all."""
     points = rng(16).normal(0, 0.2, (count, size)).astype(np.float16).astype(np.float32)
