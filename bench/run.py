@@ -19,15 +19,17 @@ from pathlib import Path
 
 PEERS = ("numpy", "torch", "safetensors", "ztensor", "gguf", "deltatensors", "zipnn", "zstandard", "coremltools")
 HERE = Path(__file__).parent
-BENCHMARKS = {
+LLAMA = HERE.parent / ".venv.llama" / "bin" / "python"  # of `make interop-llama`
+BENCHMARKS: dict[str, list[str]] = {
     "kernels": [],
     "lossless": [],
     "load": [],
     "convert": ["--gigabytes", "8", "--max-ram", "1GiB"],
     "delta": [],
     "patch": ["--gigabytes", "1"],
-    "wdelta": [],
+    "wdelta": ["--megabytes", "256"],
     "packed": ["--batch", "1", "8", "16", "64", "256"],
+    "prompt": ["--repeat", "2"],
     "palette": [],
     "many": [],
     "opening": [],
@@ -45,7 +47,8 @@ def main() -> None:
         if name == "demo":
             demo(results / "demo.json")
             continue
-        command = [sys.executable, str(HERE / f"{name}.py"), *BENCHMARKS[name], "--json", str(results / f"{name}.json")]
+        given = BENCHMARKS[name] + (["--llama", str(LLAMA)] if name == "prompt" and LLAMA.exists() else [])
+        command = [sys.executable, str(HERE / f"{name}.py"), *given, "--json", str(results / f"{name}.json")]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"benchmark {name} failed")
     (results / "all.json").write_text(json.dumps(together(results), indent=1) + "\n")
