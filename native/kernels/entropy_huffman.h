@@ -161,21 +161,30 @@ inline void write_turns(BitWriter& one, BitWriter& two, const std::uint32_t* tab
 }
 
 #if defined(__AVX512BW__)
-// Codes of at most kLimit bits below their lengths, by value: what eight registers hold.
+// Codes of at most kLimit bits below their lengths, by value: what eight registers hold. Where no two values that occur
+// have the same low six bits, two registers do.
 struct WideCodes {
   __m512i table[8];
+  bool few = true;
 
   WideCodes(const std::uint16_t* codes, const Lengths& lengths) {
-    alignas(64) std::uint16_t all[256];
-    for (std::size_t value = 0; value < 256; ++value)
+    alignas(64) std::uint16_t all[256], low[64] = {};
+    for (std::size_t value = 0; value < 256; ++value) {
       all[value] = static_cast<std::uint16_t>(codes[value] | lengths.of[value] << kLimit);
-    for (std::size_t k = 0; k < 8; ++k) table[k] = _mm512_load_si512(all + 32 * k);
+      if (!lengths.of[value]) continue;
+      few = few && !low[value % 64];
+      low[value % 64] = all[value];
+    }
+    const std::uint16_t* const from = few ? low : all;
+    for (std::size_t k = 0; k < (few ? 2 : 8); ++k) table[k] = _mm512_load_si512(from + 32 * k);
   }
 
   // Codes and lengths of 32 values.
+  template <bool kFew>
   __m512i look_up(const Byte* in) const {
     const __mmask32 all = ~__mmask32{0};
     const __m512i at = _mm512_maskz_cvtepu8_epi16(all, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+    if constexpr (kFew) return _mm512_permutex2var_epi16(table[0], at, table[1]);
     const __mmask32 second = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
     const __mmask32 upper = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
     const auto half = [&](std::size_t k) {
@@ -195,24 +204,49 @@ inline std::size_t safe_wide(const BitWriter& w) {
   return least(values / kWideTurn, room / kWideBytes);
 }
 
-// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 held over.
+inline void append(BitWriter& w, std::uint64_t what, std::uint64_t length) {
+  w.bits |= what << w.held;
+  w.held += static_cast<unsigned>(length);
+  store_le<std::uint64_t>(w.p, w.bits);
+  w.p += w.held >> 3;
+  w.bits >>= w.held & ~7u;
+  w.held &= 7;
+}
+
+// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 held
+// over. Of few values, whose codes are short, eight neighbours are joined, unless they take more than the 57 bits that
+// there is room for.
+template <bool kFew>
 inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, std::size_t turns) {
   using Pairs = std::uint32_t __attribute__((vector_size(64)));
   using Fours = std::uint64_t __attribute__((vector_size(64)));
+  struct Joined {
+    alignas(64) std::uint64_t bits[8], lengths[8];            // of four values
+    alignas(64) std::uint64_t eight_bits[8], eight_lengths[8];  // of eight, in every second place
+  } joined[2];
   BitWriter a = one, b = two;
-  alignas(64) std::uint64_t bits[2][8], lengths[2][8];
-  const auto join = [&](BitWriter& w, std::size_t k) {
+  // Returns whether there are eight that take too much.
+  const auto join = [&](BitWriter& w, Joined& to) {
     constexpr std::uint32_t code = (1u << kLimit) - 1;
-    const Pairs found = reinterpret_cast<Pairs>(codes.look_up(w.in));
+    const Pairs found = reinterpret_cast<Pairs>(codes.look_up<kFew>(w.in));
     const Pairs first = found >> kLimit & 15, both = first + (found >> (16 + kLimit));
     const Fours pairs = reinterpret_cast<Fours>((found & code) | (found >> 16 & code) << first);
     const Fours length = reinterpret_cast<Fours>(both), low = length & 0xffffffff;
     const Fours four = (pairs & 0xffffffff) | pairs >> 32 << low, all = low + (length >> 32);
-    std::memcpy(bits[k], &four, sizeof four);
-    std::memcpy(lengths[k], &all, sizeof all);
+    std::memcpy(to.bits, &four, sizeof four);
+    std::memcpy(to.lengths, &all, sizeof all);
     w.in += kWideTurn;
+    if constexpr (!kFew) return true;
+    const auto next = [](Fours x) {
+      const __m512i y = reinterpret_cast<__m512i>(x);
+      return reinterpret_cast<Fours>(_mm512_maskz_unpackhi_epi64(0xff, y, y));
+    };
+    const Fours eight = four | next(four) << all, sum = all + next(all);
+    std::memcpy(to.eight_bits, &eight, sizeof eight);
+    std::memcpy(to.eight_lengths, &sum, sizeof sum);
+    return _mm512_cmpgt_epu64_mask(reinterpret_cast<__m512i>(sum), _mm512_set1_epi64(57)) != 0;
   };
-  const auto append = [&](BitWriter& w, std::uint64_t what, std::uint64_t length) {
+  const auto append = [](BitWriter& w, std::uint64_t what, std::uint64_t length) {
     w.bits |= what << w.held;
     w.held += static_cast<unsigned>(length);
     store_le<std::uint64_t>(w.p, w.bits);
@@ -221,12 +255,19 @@ inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, s
     w.held &= 7;
   };
   for (; turns; --turns) {
-    join(a, 0);
-    join(b, 1);
+    const bool over = join(a, joined[0]), also = join(b, joined[1]);
+    if (over | also) [[unlikely]] {
 #pragma GCC unroll 8
-    for (std::size_t k = 0; k < 8; ++k) {
-      append(a, bits[0][k], lengths[0][k]);
-      append(b, bits[1][k], lengths[1][k]);
+      for (std::size_t k = 0; k < 8; ++k) {
+        append(a, joined[0].bits[k], joined[0].lengths[k]);
+        append(b, joined[1].bits[k], joined[1].lengths[k]);
+      }
+      continue;
+    }
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < 8; k += 2) {
+      append(a, joined[0].eight_bits[k], joined[0].eight_lengths[k]);
+      append(b, joined[1].eight_bits[k], joined[1].eight_lengths[k]);
     }
   }
   one = a;
@@ -259,7 +300,10 @@ inline void write_huffman(const Byte* plane, std::size_t n, const HuffmanPlan& p
   const WideCodes wide(codes, plan.lengths);
   for (std::size_t s = 0; s < kStreams; s += 2)
     while (const std::size_t turns = least(safe_wide(writers[s]), safe_wide(writers[s + 1])))
-      write_wide(writers[s], writers[s + 1], wide, turns);
+      if (wide.few)
+        write_wide<true>(writers[s], writers[s + 1], wide, turns);
+      else
+        write_wide<false>(writers[s], writers[s + 1], wide, turns);
 #endif
   for (std::size_t s = 0; s < kStreams; s += 2)
     while (const std::size_t turns = least(safe_writes(writers[s]), safe_writes(writers[s + 1])))
