@@ -20,6 +20,32 @@ inline Word rotated_right(Word word) {
   return static_cast<Word>(word >> 1 | word << (8 * sizeof(Word) - 1));
 }
 
+constexpr std::size_t kSplitRun = 64;      // elements
+constexpr std::size_t kSplitAhead = 2048;  // of which so many are asked for beforehand
+
+// Both planes of two bytes in one pass, in words of 16 bits: compilers would widen them.
+inline void split_in_two(const void* in, std::size_t n, Byte* __restrict high, Byte* __restrict low) {
+  const std::uint16_t* __restrict values = static_cast<const std::uint16_t*>(in);
+  const auto run = [&](std::size_t start, std::size_t stop) {
+    for (std::size_t i = start; i < stop; ++i) {
+      const std::uint16_t up = static_cast<std::uint16_t>(values[i] >> 7);
+      const std::uint16_t sign = static_cast<std::uint16_t>(values[i] >> 15);
+      high[i] = static_cast<Byte>(up);
+      low[i] = static_cast<Byte>(static_cast<std::uint16_t>(values[i] << 1) | sign);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + kSplitRun <= n; i += kSplitRun) {
+#if defined(__GNUC__)
+    const std::uint16_t* const next = values + least(i + kSplitAhead, n - kSplitRun);
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + kSplitRun / 2);
+#endif
+    run(i, i + kSplitRun);
+  }
+  run(i, n);
+}
+
 template <class Word>
 inline void split(const void* in, std::size_t n, Byte* const* planes) {
   constexpr std::size_t block = 4096 / sizeof(Word);
@@ -62,7 +88,7 @@ inline void join(const Byte* const* planes, std::size_t n, void* out) {
 
 inline void split_values(const void* in, std::size_t width, std::size_t n, Byte* const* planes) {
   if (width == 1) return split<std::uint8_t>(in, n, planes);
-  if (width == 2) return split<std::uint16_t>(in, n, planes);
+  if (width == 2) return split_in_two(in, n, planes[0], planes[1]);
   if (width == 4) return split<std::uint32_t>(in, n, planes);
   return split<std::uint64_t>(in, n, planes);
 }
