@@ -53,7 +53,7 @@ inline std::size_t write_gaps(const std::uint32_t* at, std::size_t changes, Byte
 inline void plan_plane(const Byte* values, std::size_t count, Counts& counts, SparsePlane& plane) {
   plane.values = values;
   plane.count = count;
-  count_plane(values, count, counts);
+  count_plane(values, count, nullptr, counts);
   plane.mode = kPlaneConstant;
   plane.bytes = 1;
   if (counts.all[values[0]] == count) return;

@@ -69,8 +69,7 @@ struct Counts {
   std::uint32_t all[256];
 };
 
-inline void count_plane(const Byte* plane, std::size_t n, Counts& counts) {
-  std::memset(&counts, 0, sizeof counts);
+inline void count_bytes(const Byte* plane, std::size_t n, Counts& counts) {
   const std::size_t quarter = quarter_of(n);
   const std::size_t even = n > 3 * quarter ? n - 3 * quarter : 0;  // what all four quarters have
   std::uint32_t odd[kStreams][256] = {};  // neighbours are often equal: two counters, so that none waits for another
@@ -85,6 +84,89 @@ inline void count_plane(const Byte* plane, std::size_t n, Counts& counts) {
     for (std::size_t k = s * quarter + i; k < least((s + 1) * quarter, n); ++k) ++counts.of[s][plane[k]];
   for (std::size_t s = 0; s < kStreams; ++s)
     for (std::size_t value = 0; value < 256; ++value) counts.of[s][value] += odd[s][value];
+}
+
+constexpr std::size_t kPairsLeast = 16384;                // shorter planes are counted byte by byte
+constexpr std::size_t kPairsMost = std::size_t{1} << 18;  // and longer ones, whose pairs could pass 16 bits
+constexpr std::size_t kPairRun = 64;
+constexpr std::size_t kPairTable = 64 * 64;  // counters of a quarter
+constexpr unsigned kOther = 63;              // the place of zero among 64 values
+
+// The least value above zero and the greatest; both zero where there is nothing else.
+struct Span {
+  Byte low, high;
+};
+
+inline Span span_of(const Byte* plane, std::size_t n) {
+  Byte low = 255, high = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Byte before = static_cast<Byte>(plane[i] - 1);
+    low = before < low ? before : low;
+    high = plane[i] > high ? plane[i] : high;
+  }
+  return {static_cast<Byte>(low + 1), high};
+}
+
+// Adds the counts of a quarter's pairs to those of its values.
+inline void add_pairs(const std::uint16_t* pairs, Span span, std::uint32_t* counts) {
+  const std::size_t values = span.high - span.low + std::size_t{1};
+  std::uint32_t places[64] = {};
+  const auto add_row = [&](std::size_t row) {
+    const std::uint16_t* const __restrict of = pairs + 64 * row;
+    std::uint32_t sum = 0;
+    for (std::size_t k = 0; k < 64; ++k) sum += of[k];
+    for (std::size_t k = 0; k < 64; ++k) places[k] += of[k];
+    counts[row == kOther ? 0 : span.low + row] += sum;
+  };
+  for (std::size_t row = 0; row < values; ++row) add_row(row);
+  add_row(kOther);
+  for (std::size_t k = 0; k < values; ++k) counts[span.low + k] += places[k];
+  counts[0] += places[kOther];
+}
+
+// Counts neighbours together, where all values but zero lie within 63: half as many counters are touched.
+inline void count_pairs(const Byte* plane, std::size_t n, Span span, std::uint16_t* pairs, Counts& counts) {
+  const std::size_t quarter = quarter_of(n), last = n - 3 * quarter, runs = last / kPairRun;
+  const std::size_t values = span.high - span.low + std::size_t{1};
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    std::memset(pairs + s * kPairTable, 0, 64 * values * sizeof *pairs);
+    std::memset(pairs + s * kPairTable + 64 * kOther, 0, 64 * sizeof *pairs);
+  }
+  for (std::size_t run = 0; run < runs; ++run) {
+    alignas(64) std::uint16_t at[kStreams][kPairRun / 2];
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      const Byte* const __restrict in = plane + s * quarter + run * kPairRun;
+      alignas(64) Byte place[kPairRun];
+      for (std::size_t k = 0; k < kPairRun; ++k) {
+        const Byte above = static_cast<Byte>(in[k] - span.low);
+        place[k] = above < kOther ? above : static_cast<Byte>(kOther);
+      }
+      for (std::size_t k = 0; k < kPairRun / 2; ++k) {
+        std::uint16_t both;
+        std::memcpy(&both, place + 2 * k, sizeof both);
+        at[s][k] = static_cast<std::uint16_t>((both & 63) | both >> 8 << 6);
+      }
+    }
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < kPairRun / 2; ++k)
+#pragma GCC unroll 4
+      for (std::size_t s = 0; s < kStreams; ++s) ++pairs[s * kPairTable + at[s][k]];
+  }
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    for (std::size_t k = s * quarter + runs * kPairRun; k < least((s + 1) * quarter, n); ++k) ++counts.of[s][plane[k]];
+    add_pairs(pairs + s * kPairTable, span, counts.of[s]);
+  }
+}
+
+// Counts a plane of n values. `room` is null or holds 2 n bytes, aligned to two.
+inline void count_plane(const Byte* plane, std::size_t n, Byte* room, Counts& counts) {
+  std::memset(&counts, 0, sizeof counts);
+  const bool fits = room && n >= kPairsLeast && n <= kPairsMost;
+  const Span span = fits ? span_of(plane, n) : Span{1, 255};
+  if (span.high - span.low < static_cast<int>(kOther) && span.low + kOther <= 256)
+    count_pairs(plane, n, span, reinterpret_cast<std::uint16_t*>(room), counts);
+  else
+    count_bytes(plane, n, counts);
   for (std::size_t value = 0; value < 256; ++value)
     for (std::size_t s = 0; s < kStreams; ++s) counts.all[value] += counts.of[s][value];
 }

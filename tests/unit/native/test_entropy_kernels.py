@@ -85,6 +85,44 @@ def test_bytes_are_those_of_the_reference(count: int, max: bool) -> None:
         assert decoded.tobytes() == words.tobytes(), name
 
 
+def as_plane(values: Array) -> Array:
+    """Words of a byte whose plane, which is rotated left by one bit, has these values."""
+    return (values >> 1 | values << 7).astype(np.uint8)
+
+
+def spans(count: int) -> dict[str, Array]:
+    """Values around the widest span that is counted in pairs, with zeros and without, low and high."""
+    rng = np.random.default_rng(count)
+    out = {}
+    for low, high in ((1, 63), (1, 64), (90, 152), (90, 153), (193, 255), (194, 255), (0, 255), (0, 0), (7, 7)):
+        steps = np.minimum(rng.geometric(0.4, count) - 1, high - low) + low
+        steps[rng.integers(0, count, 40)] = high
+        out[f"{low} to {high}"] = as_plane(steps)
+        out[f"{low} to {high} and zeros"] = as_plane(np.where(rng.random(count) < 0.3, 0, steps))
+    return out
+
+
+@pytest.mark.parametrize("count", [16383, 16384, 16387, 17000])
+def test_planes_counted_in_pairs_have_the_bytes_of_the_reference(count: int) -> None:
+    for name, words in spans(count).items():
+        sizes, planes = encode(words, 1 << 15, max=False)
+        assert (sizes.tolist(), planes.tobytes()) == reference.encode(words, 1 << 15, max=False, joint=False), name
+
+
+@pytest.mark.parametrize("bits", [18, 19, 20])
+def test_chunks_of_nearly_one_value_are_counted_whole(bits: int) -> None:
+    """A counter of 16 bits would pass its end."""
+    values = np.full(1 << bits, 100)
+    values[[5, -1]] = 0, 101
+    words = as_plane(values)
+    sizes, planes = encode(words, 1 << bits, max=False)
+    assert planes[0] == reference.HUFFMAN
+    assert planes.size == 1 + 2 + 51 + 12 + sum(-(-(words.size // 4 + more) // 8) for more in (1, 0, 0, 1))
+    out = np.empty_like(words)
+    assert decode(planes, sizes, 1 << bits, out)[0] == 0
+    assert out.tobytes() == words.tobytes()
+
+
 def test_every_mode_is_tried() -> None:
     modes = {
         int(mode)
