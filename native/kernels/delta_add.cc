@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/delta_add_expand.h"
+#include "kernels/delta_add_sums.h"
 #include "kernels/floats.h"
 #include "kernels/wdelta_codes.h"
 #include "kernels/wdelta_differences.h"
@@ -12,58 +14,14 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kBlock = 1024;
-
-// out = round(d + base), or round(base - d): NaNs of the first prevail.
-template <Dtype kDtype, bool kLess>
-void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
-  alignas(64) float sums[kBlock];
-  load_block<kDtype>(base, n, sums);
-  for (std::size_t i = 0; i < n; ++i) sums[i] = kLess ? sum_of<true>(sums[i], d[i]) : sum_of<false>(d[i], sums[i]);
-  store_block<kDtype>(sums, n, out);
-}
-
-#if defined(__AVX512BW__)
-// Sixteen bf16 at a time. Of a NaN the first operand's prevails, as the instruction has it.
-template <bool kLess>
-std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
-  const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
-    const __m512i shifted = _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, from), 16);
-    const __m512 wide = _mm512_castsi512_ps(shifted), by = _mm512_loadu_ps(d + i), first = kLess ? wide : by;
-    const __m512 sum = kLess ? _mm512_sub_ps(wide, by) : _mm512_add_ps(by, wide);
-    const __m512i bits = _mm512_castps_si512(sum);
-    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), one);
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
-    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
-    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(first, first, _CMP_UNORD_Q),
-                                   _mm512_castps_si512(first), quiet);
-    const __m512i high = _mm512_maskz_srli_epi32(0xffff, rounded, 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_maskz_cvtepi32_epi16(0xffff, high));
-  }
-  return i;
-}
-#endif
-
-template <Dtype kDtype, bool kLess>
-void add_some(const float* d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
-  std::size_t i = 0;
-#if defined(__AVX512BW__)
-  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kLess>(d, base, n, out);
-#endif
-  add_block<kDtype, kLess>(d + i, base + i, n - i, out + i);
-}
-
-// Runs through all elements; `decode(start, count, d)` writes the next differences.
+// Runs through all elements from `from` on; `decode(start, count, d)` writes the next differences.
 template <Dtype kDtype, class Decode>
-void add_all(const Addition& what, const Decode& decode) {
+void add_all(const Addition& what, std::size_t from, const Decode& decode) {
   using T = TypeOf<kDtype>;
   const T* base = static_cast<const T*>(what.base);
   T *out = static_cast<T*>(what.out), *back = static_cast<T*>(what.back);
   alignas(64) float d[kBlock];
-  for (std::size_t start = 0; start < what.count; start += kBlock) {
+  for (std::size_t start = from; start < what.count; start += kBlock) {
     const std::size_t n = what.count - start < kBlock ? what.count - start : kBlock;
     decode(start, n, d);
     if (what.less)
@@ -75,14 +33,14 @@ void add_all(const Addition& what, const Decode& decode) {
 }
 
 template <class Decode>
-void add_typed(const Addition& what, const Decode& decode) {
+void add_typed(const Addition& what, const Decode& decode, std::size_t from = 0) {
   switch (what.type) {
     case Dtype::f32:
-      return add_all<Dtype::f32>(what, decode);
+      return add_all<Dtype::f32>(what, from, decode);
     case Dtype::f16:
-      return add_all<Dtype::f16>(what, decode);
+      return add_all<Dtype::f16>(what, from, decode);
     case Dtype::bf16:
-      return add_all<Dtype::bf16>(what, decode);
+      return add_all<Dtype::bf16>(what, from, decode);
     case Dtype::f64:
       return;
   }
@@ -148,9 +106,12 @@ void int4_add(const std::uint8_t* packed, std::size_t first, const float* table,
               const Addition& what) {
   const Pairs<float> pairs(table);
   const float* values = static_cast<const float*>(outliers.values);
-  std::size_t next = 0;
-  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
-    if (!gaps) pairs.expand(packed, first + start, n, d);
+  std::size_t next = 0, done = 0;
+#if defined(INGOT_EXPANDS)
+  done = add_blocks(packed, first, table, outliers, next, gaps, what);
+#endif
+  const auto decode = [&](std::size_t start, std::size_t n, float* d) {
+    if (!gaps) pairs.expand(packed, first + (start - done), n, d);
     std::size_t at = 0;
     for (; next < outliers.count; ++next) {
       const std::size_t end = static_cast<std::size_t>(outliers.positions[next]) - start;
@@ -166,7 +127,8 @@ void int4_add(const std::uint8_t* packed, std::size_t first, const float* table,
       pairs.expand(packed, first, n - at, d + at);
       first += n - at;
     }
-  });
+  };
+  add_typed(what, decode, done);
 }
 
 void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,

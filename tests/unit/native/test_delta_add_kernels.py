@@ -18,6 +18,7 @@ K = native.kernels
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("f32", "f16", "bf16")
 SIZES = (0, 1, 15, 33, 1023, 1024, 1025, 5000)
+BLOCKS = (2047, 2048, 2176, 2177, 4096, 4300, 9001)  # more than what is spread by masks, or too few codes for it
 ODD = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-40, 65504.0, 65520.0)
 
 
@@ -73,7 +74,26 @@ def test_int4_add(count: int, gaps: bool, dtype: str) -> None:
         int4_case(count, count, share, gaps, first, dtype)
 
 
-@given(st.integers(0, 2**32), st.integers(0, 3000), st.floats(0, 1), st.booleans(), st.integers(0, 1))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("count", BLOCKS)
+def test_int4_add_of_blocks(count: int, gaps: bool, dtype: str) -> None:
+    for first, share in ((0, 0.01), (1, 0.1), (1, 0.0), (0, 0.9)):
+        int4_case(count, count, share, gaps, first, dtype)
+
+
+def test_int4_add_of_a_table_that_is_not_finite() -> None:
+    """Sums of codes that are NaNs, or whose way back is one."""
+    rng = np.random.default_rng(0)
+    table = np.array([np.nan, -np.nan, np.inf, -np.inf, *range(12)], np.float32)
+    packed, nowhere = rng.integers(0, 256, 4500, np.uint8), np.empty(0, np.int64)
+    values = np.empty(0, np.float32)
+    difference = reference.int4(packed, 1, table, nowhere, values, gaps=True, count=8000)
+    for dtype in FLOATS:
+        check("int4_add", (packed, 1, table, nowhere, values, True), base_of(rng, 8000, dtype), difference, dtype)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 9000), st.floats(0, 1), st.booleans(), st.integers(0, 1))
 def test_int4_add_of_anything(seed: int, count: int, share: float, gaps: bool, first: int) -> None:
     int4_case(seed, count, share, gaps, first, FLOATS[seed % 3])
 

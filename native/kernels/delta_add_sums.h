@@ -1,0 +1,57 @@
+// Sums of a base and differences in f32, rounded once to the base's type.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/floats.h"
+#include "kernels/wdelta_differences.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kBlock = 1024;
+
+// out = round(d + base), or round(base - d): NaNs of the first prevail.
+template <Dtype kDtype, bool kLess>
+void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
+  alignas(64) float sums[kBlock];
+  load_block<kDtype>(base, n, sums);
+  for (std::size_t i = 0; i < n; ++i) sums[i] = kLess ? sum_of<true>(sums[i], d[i]) : sum_of<false>(d[i], sums[i]);
+  store_block<kDtype>(sums, n, out);
+}
+
+#if defined(__AVX512BW__)
+// Sixteen bf16 at a time. Of a NaN the first operand's prevails, as the instruction has it.
+template <bool kLess>
+std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
+  const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
+    const __m512i shifted = _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, from), 16);
+    const __m512 wide = _mm512_castsi512_ps(shifted), by = _mm512_loadu_ps(d + i), first = kLess ? wide : by;
+    const __m512 sum = kLess ? _mm512_sub_ps(wide, by) : _mm512_add_ps(by, wide);
+    const __m512i bits = _mm512_castps_si512(sum);
+    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(first, first, _CMP_UNORD_Q),
+                                   _mm512_castps_si512(first), quiet);
+    const __m512i high = _mm512_maskz_srli_epi32(0xffff, rounded, 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_maskz_cvtepi32_epi16(0xffff, high));
+  }
+  return i;
+}
+#endif
+
+template <Dtype kDtype, bool kLess>
+void add_some(const float* d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
+  std::size_t i = 0;
+#if defined(__AVX512BW__)
+  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kLess>(d, base, n, out);
+#endif
+  add_block<kDtype, kLess>(d + i, base + i, n - i, out + i);
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
