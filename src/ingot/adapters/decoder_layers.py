@@ -48,7 +48,8 @@ def put_layers(model: torch.nn.Module) -> int:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__name__ in KNOWN and kind.__module__.startswith("transformers.models.")
+    named = kind.__name__ in KNOWN and kind.__module__.startswith("transformers.models.")
+    return named and not issubclass(kind, InTwoCalls)
 
 
 @cache
@@ -161,6 +162,7 @@ class InTwoCalls:
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
             and not given.get("output_attentions")
+            and layer.self_attn.config._attn_implementation != "eager"  # which is a function of each model's own module
             and angles is not None
             and angles[0].shape[-1] == layer.self_attn.head_dim
             and angles[0].dtype == x.dtype

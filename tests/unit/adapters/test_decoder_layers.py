@@ -75,6 +75,24 @@ def test_is_near_to_transformers(folders: dict[str, Path], kind: str, dtype: str
             wanted = own(more, past_key_values=wanted.past_key_values)
 
 
+def test_eager_attention_is_transformers_own(folders: dict[str, Path]) -> None:
+    model = load_model(folders["qwen2"], compute="int8")
+    model.set_attn_implementation("eager")
+    own, ids = by_itself(model), torch.arange(40)[None] + 3
+    with torch.inference_mode():
+        found, wanted = model(ids), own(ids)
+        assert torch.equal(found.logits, wanted.logits)
+        found = model(ids[:, :1], past_key_values=found.past_key_values).logits
+        assert torch.equal(found, own(ids[:, :1], past_key_values=wanted.past_key_values).logits)
+
+
+def test_layers_are_put_once(folders: dict[str, Path]) -> None:
+    model = load_model(folders["qwen2"], compute="int8")
+    kinds = [type(layer) for layer in layers_of(model)]
+    put_layers(model)
+    assert [type(layer) for layer in layers_of(model)] == kinds
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_tokens_together_are_tokens_one_by_one(folders: dict[str, Path], kind: str) -> None:
     model = load_model(folders[kind], compute="int8")
