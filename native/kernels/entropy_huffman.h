@@ -296,8 +296,8 @@ inline void append(BitWriter& w, std::uint64_t what, std::uint64_t length) {
 }
 
 // Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 held
-// over. Of few values, whose codes are short, eight neighbours are joined, unless they take more than the 57 bits that
-// there is room for.
+// over. Of few values, whose codes are short, eight neighbours are joined, unless they take more than 56 bits: with 7
+// held over less than a word, which `append` shifts by.
 template <bool kFew>
 inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, std::size_t turns) {
   using Pairs = std::uint32_t __attribute__((vector_size(64)));
@@ -326,15 +326,7 @@ inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, s
     const Fours eight = four | next(four) << all, sum = all + next(all);
     std::memcpy(to.eight_bits, &eight, sizeof eight);
     std::memcpy(to.eight_lengths, &sum, sizeof sum);
-    return _mm512_cmpgt_epu64_mask(reinterpret_cast<__m512i>(sum), _mm512_set1_epi64(57)) != 0;
-  };
-  const auto append = [](BitWriter& w, std::uint64_t what, std::uint64_t length) {
-    w.bits |= what << w.held;
-    w.held += static_cast<unsigned>(length);
-    store_le<std::uint64_t>(w.p, w.bits);
-    w.p += w.held >> 3;
-    w.bits >>= w.held & ~7u;
-    w.held &= 7;
+    return _mm512_cmpgt_epu64_mask(reinterpret_cast<__m512i>(sum), _mm512_set1_epi64(56)) != 0;
   };
   for (; turns; --turns) {
     const bool over = join(a, joined[0]), also = join(b, joined[1]);

@@ -123,6 +123,24 @@ def test_chunks_of_nearly_one_value_are_counted_whole(bits: int) -> None:
     assert out.tobytes() == words.tobytes()
 
 
+def test_eight_codes_of_57_bits_have_the_bytes_of_the_reference() -> None:
+    """One bit more than what fits behind 7 that are held over, as eights among short codes."""
+    rng = np.random.default_rng(5)
+    counts = {100 + bits: 1 << (15 - bits) for bits in range(1, 11)}  # codes of so many bits
+    counts[99] = counts[110]
+    eight = [107, 107, 107, 108, 107, 107, 107, 107]
+    eights = 32
+    counts[107] -= 7 * eights
+    counts[108] -= eights
+    short = np.concatenate([np.full(count, value) for value, count in counts.items()])
+    for _ in range(4):
+        rows = np.concatenate([rng.permutation(short).reshape(-1, 8), np.tile(eight, (eights, 1))])
+        words = as_plane(rng.permutation(rows).reshape(-1))
+        sizes, planes = encode(words, 1 << 15, max=False)
+        assert planes[0] == reference.HUFFMAN
+        assert (sizes.tolist(), planes.tobytes()) == reference.encode(words, 1 << 15, max=False, joint=False)
+
+
 def test_every_mode_is_tried() -> None:
     modes = {
         int(mode)
