@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/delta.h"
 #include "kernels/entropy_rans_read.h"
+#include "kernels/register_tables.h"
 
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -105,13 +106,7 @@ struct ContextLanes {
       const __m512i near = _mm512_min_epu16(_mm512_subs_epu16(bins, first), _mm512_set1_epi16(63));
       return _mm512_permutex2var_epi16(part[0], near, part[1]);
     } else {
-      const __mmask32 second = _mm512_test_epi16_mask(bins, _mm512_set1_epi16(64));
-      const __mmask32 upper = _mm512_test_epi16_mask(bins, _mm512_set1_epi16(128));
-      const auto half = [&](std::size_t k) {
-        return _mm512_mask_blend_epi16(second, _mm512_permutex2var_epi16(part[k], bins, part[k + 1]),
-                                       _mm512_permutex2var_epi16(part[k + 2], bins, part[k + 3]));
-      };
-      return _mm512_mask_blend_epi16(upper, half(0), half(4));
+      return look_up_wide(part, bins);
     }
   }
 };

@@ -1,6 +1,7 @@
 // Canonical, length-limited Huffman coding of byte planes in four bit streams, once per instruction set.
 #pragma once
 #include "kernels/entropy.h"
+#include "kernels/register_tables.h"
 
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -267,13 +268,7 @@ struct WideCodes {
     const __mmask32 all = ~__mmask32{0};
     const __m512i at = _mm512_maskz_cvtepu8_epi16(all, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
     if constexpr (kFew) return _mm512_permutex2var_epi16(table[0], at, table[1]);
-    const __mmask32 second = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
-    const __mmask32 upper = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
-    const auto half = [&](std::size_t k) {
-      return _mm512_mask_blend_epi16(second, _mm512_permutex2var_epi16(table[k], at, table[k + 1]),
-                                     _mm512_permutex2var_epi16(table[k + 2], at, table[k + 3]));
-    };
-    return _mm512_mask_blend_epi16(upper, half(0), half(4));
+    return look_up_wide(table, at);
   }
 };
 

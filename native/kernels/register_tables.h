@@ -67,21 +67,23 @@ inline LookUpStream stream_look_up(int bits, bool msb) {
   return table[msb][bits - 1];
 }
 
+// Entries of a table of 256 in eight registers, of which there are 32 codes in 16 bits each.
+inline __m512i look_up_wide(const __m512i* table, __m512i at) {
+  const __mmask32 sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+  const __mmask32 seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
+  const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[0], at, table[1]),
+                                              _mm512_permutex2var_epi16(table[2], at, table[3]));
+  const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[4], at, table[5]),
+                                               _mm512_permutex2var_epi16(table[6], at, table[7]));
+  return _mm512_mask_blend_epi16(seventh, low, high);
+}
+
 // out[i] = table[codes[i]], of 256 entries.
 inline void look_up_bytes(const std::uint16_t* __restrict table, const std::uint8_t* __restrict codes, std::size_t n,
                           std::uint16_t* __restrict out) {
   __m512i all[8];
   for (int part = 0; part < 8; ++part) all[part] = _mm512_loadu_si512(table + 32 * part);
-  const auto entries = [&](__m256i codes_of) {
-    const __m512i at = _mm512_cvtepu8_epi16(codes_of);
-    const __mmask32 sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
-    const __mmask32 seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
-    const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[0], at, all[1]),
-                                                _mm512_permutex2var_epi16(all[2], at, all[3]));
-    const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(all[4], at, all[5]),
-                                                 _mm512_permutex2var_epi16(all[6], at, all[7]));
-    return _mm512_mask_blend_epi16(seventh, low, high);
-  };
+  const auto entries = [&](__m256i codes_of) { return look_up_wide(all, _mm512_cvtepu8_epi16(codes_of)); };
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32)
     _mm512_storeu_si512(out + i, entries(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i))));
