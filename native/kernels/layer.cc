@@ -50,6 +50,20 @@ inline void in_pieces(std::size_t n, const Work& work) {
   for (std::size_t first = 0; first < n; first += kPiece) work(first, n - first < kPiece ? n - first : kPiece);
 }
 
+// Calls work.operator()<type>(some, others) for pieces of two arrays; what it leaves in the first is stored.
+template <class Work>
+inline void combine(const void* x, const void* y, Dtype type, std::size_t n, void* out, const Work& work) {
+  with_type(type, [&]<Dtype kDtype>() {
+    alignas(64) float some[kPiece], others[kPiece];
+    in_pieces(n, [&](std::size_t first, std::size_t held) {
+      Values<kDtype>::load(x, first, held, some);
+      Values<kDtype>::load(y, first, held, others);
+      work.template operator()<kDtype>(some, others);
+      store_block<kDtype>(some, held, Values<kDtype>::of(out, first));
+    });
+  });
+}
+
 inline Floats silu(Floats x) { return x / (splat(1) + exponential(-x)); }
 
 // Of `kRows` rows of a head in one segment of tokens.
@@ -171,28 +185,16 @@ void rms_norm(const void* x, const void* weight, Dtype type, std::size_t cols, f
 }
 
 void add_values(const void* x, const void* y, Dtype type, std::size_t n, void* out) {
-  with_type(type, [&]<Dtype kDtype>() {
-    alignas(64) float some[kPiece], others[kPiece];
-    in_pieces(n, [&](std::size_t first, std::size_t held) {
-      Values<kDtype>::load(x, first, held, some);
-      Values<kDtype>::load(y, first, held, others);
-      for (std::size_t i = 0; i < kPiece; ++i) some[i] += others[i];
-      store_block<kDtype>(some, held, Values<kDtype>::of(out, first));
-    });
+  combine(x, y, type, n, out, []<Dtype kDtype>(float* some, float* others) {
+    for (std::size_t i = 0; i < kPiece; ++i) some[i] += others[i];
   });
 }
 
 void gate_values(const void* gate, const void* up, Dtype type, std::size_t n, void* out) {
-  with_type(type, [&]<Dtype kDtype>() {
-    alignas(64) float gates[kPiece], values[kPiece];
-    in_pieces(n, [&](std::size_t first, std::size_t held) {
-      Values<kDtype>::load(gate, first, held, gates);
-      Values<kDtype>::load(up, first, held, values);
-      for (std::size_t i = 0; i < kPiece; i += kWidth) store_floats(gates + i, silu(load_floats(gates + i)));
-      Values<kDtype>::round(gates, kPiece);
-      for (std::size_t i = 0; i < kPiece; ++i) values[i] = gates[i] * values[i];
-      store_block<kDtype>(values, held, Values<kDtype>::of(out, first));
-    });
+  combine(gate, up, type, n, out, []<Dtype kDtype>(float* gates, float* values) {
+    for (std::size_t i = 0; i < kPiece; i += kWidth) store_floats(gates + i, silu(load_floats(gates + i)));
+    Values<kDtype>::round(gates, kPiece);
+    for (std::size_t i = 0; i < kPiece; ++i) gates[i] *= values[i];
   });
 }
 

@@ -30,9 +30,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def put_layers(model: torch.nn.Module) -> int:
-    """Have the decoder layers of a model that are known compute in two calls; return how many there are.
+    """Have the decoder layers of a model that are known compute in two calls; return how many do.
 
-    None, where the first of them computes something else than its class did when this was written.
+    Where the first of them does not compute what ``DecoderLayer`` does, all are left as they are: 0.
     """
     layers: list[Any] = [module for module in model.modules() if _is_known(type(module))]
     for layer in layers:
@@ -181,7 +181,7 @@ class InTwoCalls:
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
         flat = x.reshape(rows, hidden)
-        cosines, sines = _angles(position_embeddings, sequences)
+        cosines, sines = (_bits(angle.expand(sequences, -1, -1).reshape(rows, -1)) for angle in position_embeddings)
         states = [
             torch.empty(rows, linear.out_features, dtype=x.dtype)
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -211,20 +211,6 @@ class InTwoCalls:
             attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **more
         )[0]
         return found
-
-
-_last_angles: tuple[Any, int, tuple[Any, Any]] = (None, 0, (None, None))
-
-
-def _angles(given: Any, sequences: int) -> tuple[Any, Any]:
-    """Return cosines and sines [rows, width] as arrays; all layers of a pass get the same object."""
-    global _last_angles  # noqa: PLW0603 - read and written whole
-    last, count, found = _last_angles
-    if last is not given or count != sequences:
-        wide = [angle.expand(sequences, -1, -1).reshape(-1, angle.shape[-1]) for angle in given]
-        found = _bits(wide[0]), _bits(wide[1])
-        _last_angles = given, sequences, found
-    return found
 
 
 def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
