@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch.nn.modules import module as torch_module
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ingot.adapters.growing_cache import append
@@ -66,16 +67,21 @@ def _blank(base: type) -> Any:
 class _Built:
     """What computes for a layer (``layer``, or None where nothing can), and what that was made of.
 
-    Others replace a part of a model, listen to it, or set ``data``: what is compared tells of all of these.
+    Others replace a part of a model or its ``forward``, listen to it, or set ``data``: what is compared tells of all of
+    these.
     """
 
     __slots__ = (
         *(
             "_addresses",
+            "_epsilons",
+            "_forwards",
             "_heard",
             "_hooks",
+            "_kind",
             "_linears",
             "_modules",
+            "_norms",
             "_parents",
             "_rounding",
             "_tables",
@@ -89,19 +95,23 @@ class _Built:
         attention, mlp = layer.self_attn, layer.mlp
         self._linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         self._linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+        self._norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        self._norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
         self._parents = [part._modules for part in (layer, attention, mlp)]
         self._modules = self._children()
-        self._hooks = [getattr(module, name) for module in (*self._modules, *norms) for name in _HOOKS]
+        self._kind: Any = type(layer).__mro__[2]
+        self._forwards = self._methods()
+        self._hooks = [getattr(module, name) for module in self._modules for name in _HOOKS]
         self._heard = any(self._hooks)
         # Both kinds of an attribute: what is registered under one name may move from one to the other.
-        self._tables = [table for some in (*self._linears, *norms) for table in (some._buffers, some._parameters)]
+        self._tables = [table for some in (*self._linears, *self._norms) for table in (some._buffers, some._parameters)]
         self._values = self._registered()
         self._vectors = [value for value in self._values if value is not None]
         self._addresses = [value.data_ptr() for value in self._vectors]
         self._rounding = [getattr(linear, "rounding", False) for linear in self._linears]
-        self.layer = None if self._heard else _build(layer, self._linears, norms)
+        self._epsilons = [norm.variance_epsilon for norm in self._norms]
+        plain = not self._heard and _is_own(self._kind) and all(map(_computes_itself, self._modules))
+        self.layer = _build(layer, self._linears, self._norms) if plain else None
 
     def is_of(self, layer: Any) -> bool:
         """Whether all of it is as it was, and heard by somebody where it was."""
@@ -110,11 +120,16 @@ class _Built:
             and _are(self._registered(), self._values)
             and [value.data_ptr() for value in self._vectors] == self._addresses
             and [getattr(linear, "rounding", False) for linear in self._linears] == self._rounding
+            and [norm.variance_epsilon for norm in self._norms] == self._epsilons
             and any(self._hooks) == self._heard
+            and self._methods() == self._forwards
         )
 
     def _children(self) -> list[Any]:
-        return [module for modules in self._parents for module in modules.values()]
+        return [module for modules in self._parents for module in modules.values() if module is not None]
+
+    def _methods(self) -> list[Any]:
+        return [self._kind.forward, *(module.forward for module in self._modules)]
 
     def _registered(self) -> list[Any]:
         return [value for table in self._tables for value in table.values()]
@@ -162,7 +177,8 @@ class InTwoCalls:
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
             and not given.get("output_attentions")
-            and layer.self_attn.config._attn_implementation != "eager"  # which is a function of each model's own module
+            # "eager" is a function of each model's own module.
+            and ALL_ATTENTION_FUNCTIONS.get(layer.self_attn.config._attn_implementation) is not None
             and angles is not None
             and angles[0].shape[-1] == layer.self_attn.head_dim
             and angles[0].dtype == x.dtype
@@ -181,10 +197,9 @@ class InTwoCalls:
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
         flat = x.reshape(rows, hidden)
-        cosines, sines = (_bits(angle.expand(sequences, -1, -1).reshape(rows, -1)) for angle in position_embeddings)
+        cosines, sines = (_bits(angle.expand(sequences, tokens, -1).reshape(rows, -1)) for angle in position_embeddings)
         states = [
-            torch.empty(rows, linear.out_features, dtype=x.dtype)
-            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+            x.new_empty(rows, linear.out_features) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
         queries, keys, values = map(_bits, states)
         built.project(_bits(flat), cosines, sines, queries, keys, values, threads)
@@ -200,13 +215,12 @@ class InTwoCalls:
     def _attend(self, query: Any, key: Any, value: Any, mask: Any, more: dict[str, Any]) -> torch.Tensor:
         layer: Any = self
         attention = layer.self_attn
-        kind = attention.config._attn_implementation
-        if kind == "sdpa" and type(key) is torch.Tensor and key.dtype == query.dtype and _in_order(query, key, mask):
+        interface: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
+        plain = interface is sdpa_attention_forward and _are_alike(query, key, value)
+        if plain and _in_order(query, key, mask):
             return attend_each(query, key, value, attention.scaling)
         if (window := getattr(attention, "sliding_window", None)) is not None:
             more = {**more, "sliding_window": window}
-        attentions: Any = ALL_ATTENTION_FUNCTIONS
-        interface = attentions.get_interface(kind, None)
         found: torch.Tensor = interface(
             attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **more
         )[0]
@@ -223,7 +237,7 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
     shared, tokens = key.shape[1], key.shape[2]
     name, threads = _NAMES[query.dtype], torch.get_num_threads()
     keys, values = _heads(key), _heads(value)
-    out = torch.empty(queries, sequences * shared, heads // shared, width, dtype=query.dtype)
+    out = query.new_empty(queries, sequences * shared, heads // shared, width)
     if queries == 1:
         asked = _bits(query.reshape(sequences * shared, heads // shared, width))
         attend(asked, keys, values, tokens, _bits(out[0]), name, scale, threads)
@@ -245,6 +259,12 @@ def _heads(states: torch.Tensor) -> Any:
     return _bits(states.reshape(sequences * shared, tokens, width))
 
 
+def _are_alike(query: Any, key: Any, value: Any) -> bool:
+    """Whether a cache returned keys and values in the type of queries, as plain tensors."""
+    plain = type(key) is type(value) is torch.Tensor and key.dtype == value.dtype == query.dtype
+    return plain and key.shape == value.shape
+
+
 def _in_order(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
     """Whether there are few queries, the last ones, and each sees all keys up to its own."""
     queries, width = query.shape[2:]
@@ -257,11 +277,21 @@ def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
     """Whether a mask hides nothing but later tokens."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-2:] != (queries, tokens):
         return False
-    return bool(torch.all(mask == torch.ones(queries, tokens, dtype=torch.bool).tril(tokens - queries)))
+    return bool(torch.all(mask == mask.new_ones(queries, tokens).tril(tokens - queries)))
 
 
 def _are(new: list[Any], old: list[Any]) -> bool:
     return len(new) == len(old) and all(map(is_, new, old))
+
+
+def _computes_itself(module: Any) -> bool:
+    return "forward" not in vars(module) and _is_own(type(module))
+
+
+def _is_own(kind: Any) -> bool:
+    """Whether a class of modules computes by the method that it was written with."""
+    own: bool = kind.forward.__module__ == kind.__module__
+    return own
 
 
 def _rounds(linear: Any) -> bool:
@@ -297,8 +327,8 @@ def _agrees(layer: Any) -> bool:
     """
     width, norm = layer.self_attn.head_dim, layer.input_layernorm.weight
     numbers = torch.Generator().manual_seed(0)
-    x = (torch.randn(1, 3, norm.numel(), generator=numbers) / 64).to(norm.dtype)
-    turns = torch.randn(1, 3, width // 2, generator=numbers).repeat(1, 1, 2)
+    x = (torch.randn(1, 3, norm.numel(), generator=numbers, device="cpu") / 64).to(norm.dtype)
+    turns = torch.randn(1, 3, width // 2, generator=numbers, device="cpu").repeat(1, 1, 2)
     given = {"position_embeddings": (turns.cos().to(norm.dtype), turns.sin().to(norm.dtype)), "attention_mask": None}
     own: Any = super(InTwoCalls, layer)
     with torch.inference_mode():

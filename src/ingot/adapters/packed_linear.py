@@ -241,7 +241,7 @@ class PackedLinear(PackedWeight):
         return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
 
     def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
-        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
+        out = x.new_empty(x.shape[0], self.out_features)
         if bias is not None and bias.dtype not in _NAMES:
             bias = bias.float()
         types = (_NAMES[x.dtype], _NAMES[x.dtype if bias is None else bias.dtype])

@@ -163,6 +163,81 @@ def test_what_is_replaced_is_seen(folders: dict[str, Path]) -> None:
         before = logits()
 
 
+PARTS = ["self_attn", "mlp", "input_layernorm", "mlp.up_proj"]
+
+
+@pytest.mark.parametrize(("where", "part"), [("class", ""), *((w, p) for w in ("module", "class") for p in PARTS)])
+def test_a_forward_of_others_is_called(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, where: str, part: str
+) -> None:
+    model, ids = load_model(folders["llama"], compute="int8", dtype="f32"), torch.arange(6)[None] + 3
+    module = layers_of(model)[1].get_submodule(part)
+    changed = type(module).__mro__[0 if part else 2] if where == "class" else module
+    plain = changed.forward
+
+    def other(*given: Any, **named: Any) -> Any:
+        found = plain(*given, **named)
+        return (found[0] * 3, *found[1:]) if isinstance(found, tuple) else found * 3
+
+    with torch.inference_mode():
+        before = model(ids).logits
+        with monkeypatch.context() as patch:
+            patch.setattr(changed, "forward", other)
+            found = model(ids).logits
+            for layer in layers_of(model):
+                layer.__class__ = type(layer).__mro__[2]
+            assert not torch.equal(found, before)
+            assert (found - model(ids).logits).abs().max() < 0.02 * found.abs().max()
+
+
+def test_an_epsilon_that_is_set_counts(folders: dict[str, Path]) -> None:
+    model, ids = load_model(folders["llama"], compute="int8", dtype="f32"), torch.arange(6)[None] + 3
+    with torch.inference_mode():
+        before = model(ids).logits
+        layers_of(model)[0].post_attention_layernorm.variance_epsilon = 3.0
+        found, wanted = model(ids).logits, by_itself(model)(ids).logits
+    assert not torch.equal(found, before)
+    assert (found - wanted).abs().max() < 0.02 * wanted.abs().max()
+
+
+def test_attention_that_others_registered_is_called(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = load_model(folders["llama"], compute="int8", dtype="f32"), torch.arange(6)[None] + 3
+    known: Any = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    plain = known["sdpa"]
+    monkeypatch.setitem(known, "sdpa", lambda *given, **named: (plain(*given, **named)[0] * 3, None))
+    own = by_itself(model)
+    with torch.inference_mode():
+        found, wanted = model(ids).past_key_values, own(ids).past_key_values
+        found, wanted = model(ids[:, :1], past_key_values=found), own(ids[:, :1], past_key_values=wanted)
+        assert (found.logits - wanted.logits).abs().max() < 0.02 * wanted.logits.abs().max()
+        model.config._attn_implementation_internal = None  # transformers then takes the module's own
+        assert torch.equal(model(ids).logits, by_itself(model)(ids).logits)
+
+
+def test_one_angle_for_all_tokens(folders: dict[str, Path]) -> None:
+    layer, own = (layers_of(load_model(folders["llama"], compute="int8", dtype="f32"))[0] for _ in range(2))
+    own.__class__ = type(own).__mro__[2]
+    x, turns = torch.randn(2, 4, 64), torch.randn(1, 1, 8).repeat(1, 1, 2)
+    angles = {"position_embeddings": (turns.cos(), turns.sin()), "attention_mask": None}
+    with torch.inference_mode():
+        found, wanted = layer(x, **angles), own(x, **angles)
+    assert (found - wanted).abs().max() < 0.02 * wanted.abs().max()
+
+
+def test_another_default_device(folders: dict[str, Path]) -> None:
+    model, ids = load_model(folders["llama"], compute="int8"), torch.arange(6)[None] + 3
+    layer, cache = layers_of(model)[0], filled(5, 16, torch.bfloat16)
+    mask = torch.ones(1, 1, 6, 11, dtype=torch.bool).tril(5)
+    with torch.inference_mode():
+        x = model.model.embed_tokens(ids)
+        angles = model.model.rotary_emb(x, ids)
+        given = {"attention_mask": mask, "position_embeddings": angles}
+        wanted = layer(x, past_key_values=copy.deepcopy(cache), **given)
+        with torch.device("meta"):
+            assert torch.equal(layer(x, past_key_values=cache, **given), wanted)
+            assert layer.mlp.up_proj(x).device.type == "cpu"
+
+
 def test_copies_and_pickles(folders: dict[str, Path]) -> None:
     model = load_model(folders["qwen2"], compute="int8")
     ids = torch.arange(6)[None] + 3
@@ -216,9 +291,10 @@ def test_masks_that_hide_more_are_seen() -> None:
     assert not decoder_layers._is_causal(mask.float(), 3, 9)
 
 
-def filled(tokens: int) -> Any:
+def filled(tokens: int, width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
     cache = transformers.DynamicCache()
-    cache.update(torch.randn(1, 2, tokens, 8), torch.randn(1, 2, tokens, 8), 0)
+    keys, values = torch.randn(2, 1, 2, tokens, width, dtype=dtype)
+    cache.update(keys, values, 0)
     return cache
 
 
