@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Maybe = Array | None
 Buffer = bytes | bytearray | memoryview
 
 def isa() -> str: ...
@@ -59,7 +60,7 @@ class PackedMatrix:
         self,
         packed: Array,
         scales: Array,
-        zeros: Array | None,
+        zeros: Maybe,
         *,
         rows: int,
         cols: int,
@@ -72,18 +73,18 @@ class PackedMatrix:
         zero_point: int,
         scale_dtype: str,
     ) -> None: ...
-    def matmul(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
-    def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+    def matmul(self, x: Array, bias: Maybe, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+    def gemm(self, x: Array, bias: Maybe, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
     def int8(
-        self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int, dots: bool = True
+        self, x: Array, bias: Maybe, out: Array, dtype: str, bias_dtype: str, threads: int, dots: bool = True
     ) -> None: ...
 
 class DecoderLayer:
     def __init__(
         self,
         matrices: list[PackedMatrix],
-        biases: list[Array | None],
-        norms: list[Array | None],
+        biases: list[Maybe],
+        norms: list[Maybe],
         epsilons: list[float],
         width: int,
         dtype: str,
@@ -97,12 +98,12 @@ def attend(
     queries: Array, keys: Array, values: Array, tokens: int, out: Array, dtype: str, scale: float, threads: int
 ) -> None: ...
 def affine_dequantize(
-    packed: Array, scales: Array, zeros: Array | None, out: Array, layout: AffineLayout, scale_dtype: str, dtype: str
+    packed: Array, scales: Array, zeros: Maybe, out: Array, layout: AffineLayout, scale_dtype: str, dtype: str
 ) -> None: ...
 def affine_add(
     packed: Array,
     scales: Array,
-    zeros: Array | None,
+    zeros: Maybe,
     base: Array,
     out: Array,
     layout: AffineLayout,
@@ -114,7 +115,7 @@ def affine_quantize(
     dtype: str,
     packed: Array,
     scales: Array,
-    zeros: Array | None,
+    zeros: Maybe,
     layout: AffineLayout,
     scale_dtype: str,
     method: str,
@@ -165,29 +166,29 @@ def int4_add(
     gaps: bool,
     base: Array,
     out: Array,
-    back: Array | None,
+    back: Maybe,
     less: bool,
     dtype: str,
 ) -> None: ...
 def sign_add(
-    bits: Array, first: int, scales: Array, base: Array, out: Array, back: Array | None, less: bool, dtype: str
+    bits: Array, first: int, scales: Array, base: Array, out: Array, back: Maybe, less: bool, dtype: str
 ) -> None: ...
 def placed_add(
-    positions: Array, values: Array, base: Array, out: Array, back: Array | None, less: bool, dtype: str
+    positions: Array, values: Array, base: Array, out: Array, back: Maybe, less: bool, dtype: str
 ) -> None: ...
 def differences(tuned: Array, base: Array, out: Array, dtype: str) -> None: ...
 def changed_words(old: Array, fresh: Array, gaps: Array, steps: Array) -> int: ...
 def entropy_encode(values: Array, chunk: int, max: bool, joint: bool, out: Array, sizes: Array) -> int: ...
 def entropy_decode(planes: Array, sizes: Array, chunk: int, out: Array) -> tuple[int, int]: ...
-def ggml_decode(type: str, blocks: Array, grid: Array | None, out: Array, dtype: str) -> bool: ...
+def ggml_decode(type: str, blocks: Array, grid: Maybe, out: Array, dtype: str) -> bool: ...
 def ggml_encode(
-    type: str, values: Array, dtype: str, importance: Array | None, search: bool, blocks: Array
+    type: str, values: Array, dtype: str, importance: Maybe, search: bool, blocks: Array
 ) -> tuple[int, int]: ...
-def ggml_pack(type: str, codes: Array, scales: Array, minima: Array | None, blocks: Array) -> None: ...
+def ggml_pack(type: str, codes: Array, scales: Array, minima: Maybe, blocks: Array) -> None: ...
 def ggml_compose(
-    type: str, codes: Array, d: Array, least: Array | None, steps: Array | None, minimums: Array | None, blocks: Array
+    type: str, codes: Array, d: Array, least: Maybe, steps: Maybe, minimums: Maybe, blocks: Array
 ) -> None: ...
-def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Array | None) -> None: ...
+def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Maybe) -> None: ...
 def kv_scores(
     queries: Array,
     packed: Array,
@@ -225,13 +226,13 @@ def words_to_awq(
 def gather_column(records: Array, key: int, column: int, out: Array, dtype: str) -> tuple[bool, bool, bool]: ...
 def top_select(values: Array, positions: Array, kept: Array) -> int: ...
 def range_between(values: Array, skipped: Array) -> tuple[float, float]: ...
-def top_of(tuned: Array, base: Array | None, dtype: str, positions: Array, kept: Array) -> tuple[int, float, float]: ...
+def top_of(tuned: Array, base: Maybe, dtype: str, positions: Array, kept: Array) -> tuple[int, float, float]: ...
 def top_collect(
-    tuned: Array, base: Array | None, dtype: str, bound: int, offset: int, positions: Array, kept: Array
+    tuned: Array, base: Maybe, dtype: str, bound: int, offset: int, positions: Array, kept: Array
 ) -> tuple[int, int, float, float, int, float]: ...
 def int4_encode(
     tuned: Array,
-    base: Array | None,
+    base: Maybe,
     dtype: str,
     before: float | None,
     skipped: Array,
@@ -247,9 +248,7 @@ def sign_encode(values: Array, sums: Array, bits: Array) -> int: ...
 def sign_decode(bits: Array, first: int, scales: Array, out: Array) -> None: ...
 def place_values(positions: Array, values: Array, out: Array) -> None: ...
 def first_unordered(positions: Array, last: int, limit: int) -> int: ...
-def palette_decode(
-    packed: Array, bits: int, tables: Array, ids: Array | None, run: int, phase: int, out: Array
-) -> None: ...
+def palette_decode(packed: Array, bits: int, tables: Array, ids: Maybe, run: int, phase: int, out: Array) -> None: ...
 def palette_unpack(packed: Array, bits: int, out: Array) -> None: ...
 def palette_pack(codes: Array, bits: int, out: Array) -> None: ...
 
@@ -268,13 +267,13 @@ class TrellisMatrix:
         scale_dtype: str,
         within: bool,
     ) -> None: ...
-    def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+    def gemm(self, x: Array, bias: Maybe, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
 
 class PaletteMatrix:
     def __init__(
         self, packed: Array, tables: Array, *, rows: int, cols: int, bits: int, dtype: str, within: bool
     ) -> None: ...
-    def gemm(self, x: Array, bias: Array | None, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
+    def gemm(self, x: Array, bias: Maybe, out: Array, dtype: str, bias_dtype: str, threads: int) -> None: ...
 
 class RoundingGrid:
     def __init__(
@@ -291,17 +290,10 @@ def matrix_multiply(a: Array, b: Array, out: Array) -> None: ...
 def matrix_multiply_add(a: Array, b: Array, out: Array, first: int, last: int, to: int, count: int) -> None: ...
 def matrix_factor(a: Array, own: Array) -> bool: ...
 def rounding_scales(
-    grid: RoundingGrid,
-    values: Array,
-    first: int,
-    last: int,
-    weights: Array,
-    scales: Array,
-    zeros: Array | None,
-    group: int,
+    grid: RoundingGrid, values: Array, first: int, last: int, weights: Array, scales: Array, zeros: Maybe, group: int
 ) -> int: ...
 def rounding_nearest(
-    grid: RoundingGrid, values: Array, codes: Array, groups: Array, scales: Array, zeros: Array | None
+    grid: RoundingGrid, values: Array, codes: Array, groups: Array, scales: Array, zeros: Maybe
 ) -> None: ...
 def rounding_feedback(
     grid: RoundingGrid,
@@ -313,7 +305,7 @@ def rounding_feedback(
     codes: Array,
     groups: Array,
     scales: Array,
-    zeros: Array | None,
+    zeros: Maybe,
 ) -> None: ...
 def rounding_descend(
     grid: RoundingGrid,
@@ -325,9 +317,9 @@ def rounding_descend(
     codes: Array,
     groups: Array,
     scales: Array,
-    zeros: Array | None,
-    units: Array | None = ...,
-    zero_units: Array | None = ...,
+    zeros: Maybe,
+    units: Maybe = ...,
+    zero_units: Maybe = ...,
 ) -> None: ...
 def trellis_decode(
     words: Array, bits: int, rows: int, group: int, values: Array, scales: Array, first: int, out: Array, dtype: str
@@ -348,9 +340,9 @@ def trellis_feedback(
     targets: Array,
     factor: Array,
     errors: Array,
-    below: Array | None = ...,
-    left: Array | None = ...,
-    shift: Array | None = ...,
+    below: Maybe = ...,
+    left: Maybe = ...,
+    shift: Maybe = ...,
 ) -> None: ...
 def trellis_descend(
     bits: int,
@@ -368,9 +360,9 @@ def trellis_descend(
     dtype: str,
 ) -> None: ...
 def palette_count(
-    values: Array, dtype: str, cols: int, importance: Array | None, exponent: int, weights: Array, sums: Array | None
+    values: Array, dtype: str, cols: int, importance: Maybe, exponent: int, weights: Array, sums: Maybe
 ) -> int: ...
-def palette_solve(weights: Array, sums: Array | None, dtype: str, centroids: Array, layers: bool = False) -> int: ...
+def palette_solve(weights: Array, sums: Maybe, dtype: str, centroids: Array, layers: bool = False) -> int: ...
 def palette_assign(values: Array, dtype: str, thresholds: Array, codes: Array) -> None: ...
 def palette_nearest(
     points: Array,
@@ -378,7 +370,7 @@ def palette_nearest(
     codes: Array,
     sums: Array,
     counts: Array,
-    bounds: Array | None = None,
+    bounds: Maybe = None,
     moved: float = 0.0,
     moves: bool = False,
 ) -> float: ...
@@ -392,9 +384,9 @@ def scaled_decode(
     bits: int,
     high_first: bool,
     values: str,
-    table: Array | None,
+    table: Maybe,
     scales: Array,
-    scale_table: Array | None,
+    scale_table: Maybe,
     cols: int,
     group: int,
     phase: int,
