@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.core.columns import Column, numbers
+from ingot.core.columns import Column, chosen, numbers
 from ingot.errors import FormatError
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -127,16 +127,18 @@ class DenseColumns:
         return (self.dtype.first[self.first[row]], self.shape.sizes(row)) if self.simple[row] else None
 
 
-def one_part(starts: memoryview, *absent: Column) -> Flags:
-    """Return which tensors have one part, of which these columns of parts say nothing.
+def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
+    """Return which tensors are dense ones without attributes in one part, of which columns of parts say nothing.
 
-    ``starts`` are the first parts of tensors, and the end.
+    ``codecs`` and ``attributes`` are columns of tensors, ``starts`` their first parts and the end, ``absent`` those of
+    parts.
     """
     first = numbers(starts)
     stated = np.zeros(int(first[-1]) + 1, bool)  # the last for tensors without parts behind all others
     for column in absent:
         stated[:-1] |= numbers(column.first) >= 0
     alone: Flags = (np.diff(first) == 1) & ~stated[first[:-1]]
+    alone &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
     return alone
 
 

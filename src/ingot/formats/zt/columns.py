@@ -13,7 +13,7 @@ from ingot.core.chunk_digests import StatedChunks
 from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.manifests import DenseColumns, Flags, has_maps, one_part
+from ingot.formats.manifests import DenseColumns, Flags, has_maps, plain_dense
 from ingot.formats.zt.manifest import Component, Manifest, Object, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -83,8 +83,8 @@ class Columns:
     def dense(self) -> DenseColumns:
         """Return the dense tensors in one raw part that states nothing more than its digest."""
         parts, starts = self.parts, self.components.first
-        simple = one_part(starts, parts.type, parts.uncompressed, parts.encoding, parts.chunks)
-        simple &= (chosen(self.format, {DenseLayout.codec: 1}) == 1) & (numbers(self.attributes.first) < 0)
+        absent = parts.type, parts.uncompressed, parts.encoding, parts.chunks
+        simple = plain_dense(self.format, self.attributes, starts, *absent)
         offsets, lengths = parts.offset.first, parts.length.first
         return DenseColumns(
             self.data, self.rows, simple.tobytes(), self.shape, starts, parts.dtype, offsets, lengths, parts.digest

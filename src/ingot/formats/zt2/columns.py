@@ -26,10 +26,10 @@ from ingot.core.columns import (
 )
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.manifests import DenseColumns, Flags, has_maps, one_part
+from ingot.formats.manifests import DenseColumns, Flags, has_maps, plain_dense
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, parse
 from ingot.formats.zt2.types import ITEM_BYTES, KNOWN, storage_of
-from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.dense import DATA
 
 # In the order of the deterministic encoding.
 _PART = record(
@@ -79,8 +79,8 @@ class Columns:
     def dense(self) -> DenseColumns:
         """Return the dense tensors in one raw part of the manifest's file that states nothing more than its digest."""
         parts, starts = self.parts, self.roles.first
-        simple = one_part(starts, parts.type, parts.shard, parts.encoding, parts.decoded)
-        simple &= (chosen(self.layout, {DenseLayout.codec: 1}) == 1) & (numbers(self.attributes.first) < 0)
+        absent = parts.type, parts.shard, parts.encoding, parts.decoded
+        simple = plain_dense(self.layout, self.attributes, starts, *absent)
         offsets, lengths = parts.blob.first, parts.blob.second
         return DenseColumns(
             self.data, self.rows, simple.tobytes(), self.shape, starts, parts.dtype, offsets, lengths, parts.digest
@@ -117,8 +117,7 @@ class Columns:
     def _odd(self, names: list[str]) -> Flags:
         """Return which objects are not plainly fine: dense ones in one raw part of the right size, as most are."""
         starts, parts, counts = numbers(self.roles.first), self.parts, numbers(self.shape.third)
-        fine = one_part(self.roles.first, parts.encoding, parts.decoded)
-        fine &= (chosen(self.layout, {DenseLayout.codec: 1}) == 1) & (numbers(self.attributes.first) < 0)
+        fine = plain_dense(self.layout, self.attributes, self.roles.first, parts.encoding, parts.decoded)
         fine &= (counts <= _MANY) & (np.diff(numbers(self.shape.second)) <= MAX_RANK)
         if not all(0 < 4 * size <= MAX_NAME for size in set(map(len, names))) or "\0" in "".join(names):
             fine &= np.array([0 < 4 * len(name) <= MAX_NAME and "\0" not in name for name in names], bool)
