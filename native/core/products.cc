@@ -58,7 +58,7 @@ std::size_t blocks_of(const MatmulLayout& at, std::size_t columns) { return (at.
 struct Gemm {
   using Job = GemmJob;
   using Scratch = GemmScratch;
-  static constexpr std::size_t kRows = kGemmRows, kCount = kGemmCount;
+  static constexpr std::size_t kRows = kGemmRows;
 
   // Of prepared x; places it at `memory` where there is any.
   static std::size_t prepared(Job& job, float* memory) {
@@ -81,7 +81,7 @@ struct Gemm {
 struct Int8 {
   using Job = Int8Job;
   using Scratch = Int8Scratch;
-  static constexpr std::size_t kRows = kInt8Rows, kCount = kInt8Count;
+  static constexpr std::size_t kRows = kInt8Rows;
 
   static std::size_t prepared(Job& job, float* memory) {
     constexpr std::size_t codes = kInt8Block / sizeof(float);

@@ -152,7 +152,7 @@ template <int kBits, bool kContexts>
   const Byte* p = s.p;
 #if defined(__AVX512BW__)
   static_assert(kRansLanes == 32);
-  const auto where = [at](std::size_t i) {
+  const auto where = [&](std::size_t i) {
     if constexpr (kContexts) return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + i)));
     else return _mm512_setzero_si512();
   };
@@ -166,7 +166,7 @@ template <int kBits, bool kContexts>
   _mm512_store_si512(s.states, low);
   _mm512_store_si512(s.states + 16, high);
 #elif defined(__AVX2__)
-  const auto where = [at](std::size_t i) {
+  const auto where = [&](std::size_t i) {
     if constexpr (kContexts) return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i)));
     else return _mm256_setzero_si256();
   };
