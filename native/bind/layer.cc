@@ -43,6 +43,17 @@ class Rows {
   const std::size_t row_;
 };
 
+void attend_all(const Attend& at, std::size_t threads) {
+  const std::size_t segments = at.segments(), each = at.rows * at.part();
+  std::vector<float> parts(at.heads * segments * each);
+  if (at.heads * at.tokens * at.width < kSmall) threads = 1;
+  in_tasks(at.heads * segments, threads, [&](std::size_t index) {
+    INGOT_KERNEL(attend_segment)(at, index / segments, index % segments, parts.data() + index * each);
+  });
+  for (std::size_t head = 0; head < at.heads; ++head)
+    INGOT_KERNEL(attend_merge)(at, head, parts.data() + head * segments * each);
+}
+
 void attend(const InArray& queries, const InArray& keys, const InArray& values, std::size_t tokens, const OutArray& out,
             std::string_view dtype, float scale, std::size_t threads) {
   const Dtype type = float_type(dtype);
@@ -53,7 +64,7 @@ void attend(const InArray& queries, const InArray& keys, const InArray& values, 
   require_elements(values, type, "expected values of the named type");
   require_elements(out, type, "expected an output of the named type");
   const std::size_t heads = queries.shape(0), rows = queries.shape(1), width = queries.shape(2);
-  require(width % 16 == 0 && width <= ingot::kAttendWidth, "expected heads of at most 512 columns, in sixteens");
+  require(width % ingot::kAttendColumns == 0 && width <= ingot::kAttendWidth, "expected heads of at most 512 columns, in sixteens");
   require(keys.shape(0) == heads && keys.shape(2) == width, "expected keys [heads, tokens, width]");
   for (std::size_t i = 0; i < 3; ++i) {
     require(values.shape(i) == keys.shape(i), "expected values as keys");
@@ -61,19 +72,12 @@ void attend(const InArray& queries, const InArray& keys, const InArray& values, 
   }
   require(tokens >= 1 && tokens <= keys.shape(1), "expected no more tokens than there are keys");
   const Attend at{queries.data(), keys.data(), values.data(), out.data(), heads, rows, width, tokens, keys.shape(1), type, scale};
-  const std::size_t segments = at.segments(), each = rows * at.part();
   if (out.size() == 0) return;
   nb::gil_scoped_release release;
-  std::vector<float> parts(heads * segments * each);
-  if (heads * tokens * width < kSmall) threads = 1;
-  in_tasks(heads * segments, threads, [&](std::size_t index) {
-    INGOT_KERNEL(attend_segment)(at, index / segments, index % segments, parts.data() + index * each);
-  });
-  for (std::size_t head = 0; head < heads; ++head)
-    INGOT_KERNEL(attend_merge)(at, head, parts.data() + head * segments * each);
+  attend_all(at, threads);
 }
 
-// The seven products of a decoder layer, and what lies between them but attention.
+// The seven products of a decoder layer, and what lies between them.
 class DecoderLayer {
  public:
   DecoderLayer(nb::list matrices, nb::list biases, nb::list norms, nb::list epsilons, std::size_t width,
@@ -111,17 +115,35 @@ class DecoderLayer {
     require_output(keys, rows, of_[kKey]->rows());
     require_output(values, rows, of_[kValue]->rows());
     nb::gil_scoped_release release;
-    const Rows normal(rows, hidden, size_);
-    norm(kBefore, x.data(), rows, normal, threads);
-    multiply(kQuery, normal.at(0), rows, queries.data(), threads);
-    multiply(kKey, normal.at(0), rows, keys.data(), threads);
-    multiply(kValue, normal.at(0), rows, values.data(), threads);
-    in_rows(rows, of_[kQuery]->rows(), threads, [&](std::size_t first, std::size_t last) {
-      for (std::size_t row = first; row < last; ++row)
-        for (const std::size_t which : {kQuery, kKey})
-          turn(which, row_of(which == kQuery ? queries.data() : keys.data(), row, of_[which]->rows()),
-               row_of(cosines.data(), row, width_), row_of(sines.data(), row, width_));
-    });
+    project_rows(x.data(), rows, cosines.data(), sines.data(), queries.data(), keys.data(), values.data(), threads);
+  }
+
+  // What the layer returns for one more token of each sequence. Its keys and values come behind the `used` that there are,
+  // and are attended to with them.
+  void step(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& keys, const OutArray& values,
+            std::size_t used, float scale, const OutArray& out, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols(), rows = require_rows(x, hidden), shared = of_[kKey]->rows() / width_;
+    require(require_rows(cosines, width_) == rows && require_rows(sines, width_) == rows, "expected an angle for each row");
+    require_output(out, rows, hidden);
+    require(keys.ndim() == 4 && keys.shape(0) == rows && keys.shape(1) == shared && keys.shape(3) == width_,
+            "expected keys [sequences, heads, tokens, width]");
+    for (std::size_t i = 0; i < 4; ++i) require(values.ndim() == 4 && values.shape(i) == keys.shape(i), "expected values as keys");
+    require_elements(keys, type_, "expected keys of the layer's type");
+    require_elements(values, type_, "expected values of the layer's type");
+    require(used < keys.shape(2), "expected room for a token more");
+    require(width_ % ingot::kAttendColumns == 0 && of_[kQuery]->rows() / width_ % shared == 0, "expected heads that can share keys");
+    nb::gil_scoped_release release;
+    const std::size_t room = keys.shape(2), heads = of_[kQuery]->rows(), kept = of_[kKey]->rows();
+    const Rows queries(rows, heads, size_), key(rows, kept, size_), value(rows, kept, size_);
+    project_rows(x.data(), rows, cosines.data(), sines.data(), queries.at(0), key.at(0), value.at(0), threads);
+    for (std::size_t head = 0; head < rows * shared; ++head) {
+      std::memcpy(row_of(keys.data(), head * room + used, width_), row_of(key.at(0), head, width_), width_ * size_);
+      std::memcpy(row_of(values.data(), head * room + used, width_), row_of(value.at(0), head, width_), width_ * size_);
+    }
+    const Rows attended(rows, heads, size_);
+    attend_all({queries.at(0), keys.data(), values.data(), attended.at(0), rows * shared, heads / kept, width_, used + 1, room,
+                type_, scale}, threads);
+    finish_all(attended.at(0), x.data(), rows, out.data(), threads);
   }
 
   // What the layer returns, of its input and of what was attended to.
@@ -130,9 +152,7 @@ class DecoderLayer {
     require(require_rows(attended, heads) == rows, "expected what each row attended to");
     require_output(out, rows, hidden);
     nb::gil_scoped_release release;
-    for (std::size_t first = 0; first < rows; first += ingot::kInt8Count)
-      finish_rows(row_of(attended.data(), first, heads), row_of(x.data(), first, hidden),
-                  std::min(rows - first, ingot::kInt8Count), row_of(out.data(), first, hidden), threads);
+    finish_all(attended.data(), x.data(), rows, out.data(), threads);
   }
 
  private:
@@ -191,6 +211,28 @@ class DecoderLayer {
     INGOT_KERNEL(rotate_heads)(row, cosines, sines, type_, heads, width_);
   }
 
+  void project_rows(const void* x, std::size_t rows, const void* cosines, const void* sines, void* queries, void* keys,
+                    void* values, std::size_t threads) const {
+    const Rows normal(rows, of_[kQuery]->cols(), size_);
+    norm(kBefore, x, rows, normal, threads);
+    multiply(kQuery, normal.at(0), rows, queries, threads);
+    multiply(kKey, normal.at(0), rows, keys, threads);
+    multiply(kValue, normal.at(0), rows, values, threads);
+    in_rows(rows, of_[kQuery]->rows(), threads, [&](std::size_t first, std::size_t last) {
+      for (std::size_t row = first; row < last; ++row)
+        for (const std::size_t which : {kQuery, kKey})
+          turn(which, row_of(which == kQuery ? queries : keys, row, of_[which]->rows()), row_of(cosines, row, width_),
+               row_of(sines, row, width_));
+    });
+  }
+
+  void finish_all(const void* attended, const void* x, std::size_t rows, void* out, std::size_t threads) const {
+    const std::size_t hidden = of_[kQuery]->cols(), heads = of_[kOut]->cols();
+    for (std::size_t first = 0; first < rows; first += ingot::kInt8Count)
+      finish_rows(row_of(attended, first, heads), row_of(x, first, hidden), std::min(rows - first, ingot::kInt8Count),
+                  row_of(out, first, hidden), threads);
+  }
+
   void finish_rows(const void* attended, const void* x, std::size_t rows, void* out, std::size_t threads) const {
     const std::size_t hidden = of_[kQuery]->cols(), between = of_[kGate]->rows();
     const Rows normal(rows, hidden, size_), gates(rows, between, size_), ups(rows, between, size_);
@@ -228,11 +270,14 @@ void bind_layer(nb::module_& m) {
   define(m, "attend", &attend, nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("tokens"), nb::arg("out"),
          nb::arg("dtype"), nb::arg("scale"), nb::arg("threads"),
          "Attention of queries [heads, rows, width] to the first tokens of keys and values [heads, capacity, width].");
-  nb::class_<DecoderLayer>(m, "DecoderLayer", "What a decoder layer computes but attention, of x in 8 bits.")
+  nb::class_<DecoderLayer>(m, "DecoderLayer", "A decoder layer, of x in 8 bits.")
       .def(nb::init<nb::list, nb::list, nb::list, nb::list, std::size_t, std::string_view>(), nb::arg("matrices"),
            nb::arg("biases"), nb::arg("norms"), nb::arg("epsilons"), nb::arg("width"), nb::arg("dtype"))
       .def("project", guarded(&DecoderLayer::project), nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("queries"),
            nb::arg("keys"), nb::arg("values"), nb::arg("threads"), "Queries, keys and values of rows of x.")
       .def("finish", guarded(&DecoderLayer::finish), nb::arg("attended"), nb::arg("x"), nb::arg("out"), nb::arg("threads"),
-           "What the layer returns, of what was attended to and of its input.");
+           "What the layer returns, of what was attended to and of its input.")
+      .def("step", guarded(&DecoderLayer::step), nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("keys"),
+           nb::arg("values"), nb::arg("used"), nb::arg("scale"), nb::arg("out"), nb::arg("threads"),
+           "What the layer returns for one more token of each sequence, whose keys and values come behind those used.");
 }

@@ -1,4 +1,4 @@
-// What a decoder layer of a language model computes around its products (spec/loading.md, "Layers in two calls"). Plain
+// What a decoder layer of a language model computes around its products (spec/loading.md, "Layers in native calls"). Plain
 // data only, as in core/dtype.h.
 #pragma once
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace ingot {
 
-constexpr std::size_t kAttendWidth = 512;    // columns of a head, at most; they come in sixteens
+constexpr std::size_t kAttendWidth = 512;    // columns of a head, at most
+constexpr std::size_t kAttendColumns = 16;   // they come in so many
 constexpr std::size_t kAttendTokens = 256;   // whose keys are seen together: results do not depend on threads
 
 // A few queries of each head with the first `tokens` keys and values of that head.

@@ -93,6 +93,18 @@ class DecoderLayer:
         self, x: Array, cosines: Array, sines: Array, queries: Array, keys: Array, values: Array, threads: int
     ) -> None: ...
     def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None: ...
+    def step(
+        self,
+        x: Array,
+        cosines: Array,
+        sines: Array,
+        keys: Array,
+        values: Array,
+        used: int,
+        scale: float,
+        out: Array,
+        threads: int,
+    ) -> None: ...
 
 def attend(
     queries: Array, keys: Array, values: Array, tokens: int, out: Array, dtype: str, scale: float, threads: int

@@ -1,5 +1,5 @@
-"""Decoder layers of transformers' models whose packed layers take x in 8 bits, in two calls of native code each
-(``spec/loading.md``, "Layers in two calls").
+"""Decoder layers of transformers' models whose packed layers take x in 8 bits, in one or two calls of native code each
+(``spec/loading.md``, "Layers in native calls").
 
 This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
 """
@@ -7,7 +7,8 @@ This module needs torch and transformers to be imported (``core.extras.require``
 from __future__ import annotations
 
 from functools import cache
-from operator import is_
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ingot.adapters.growing_cache import append
+from ingot.adapters.growing_cache import append, layer_of, room_in
 from ingot.adapters.packed_linear import PackedLinear
 from ingot.codecs.affine.layer import LARGEST_HEAD, DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
@@ -27,11 +28,12 @@ FEW: Final = 16
 """Queries of a sequence that are computed one by one, each over the keys up to its own."""
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_address, _forward, _epsilon = torch.Tensor.data_ptr, attrgetter("forward"), attrgetter("variance_epsilon")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def put_layers(model: torch.nn.Module) -> int:
-    """Have the decoder layers of a model that are known compute in two calls; return how many do.
+    """Have the decoder layers of a model that are known compute in native calls; return how many do.
 
     Where the first of them does not compute what ``DecoderLayer`` does, all are left as they are: 0.
     """
@@ -50,13 +52,15 @@ def put_layers(model: torch.nn.Module) -> int:
 
 def _is_known(kind: type) -> bool:
     named = kind.__name__ in KNOWN and kind.__module__.startswith("transformers.models.")
-    return named and not issubclass(kind, InTwoCalls)
+    return named and not issubclass(kind, InNativeCalls)
 
 
 @cache
 def _kind(base: type) -> type:
-    """Return the subclass of a class of layers that computes in two calls; it goes by its name."""
-    return type(base.__name__, (InTwoCalls, base), {"__module__": base.__module__, "__qualname__": base.__qualname__})
+    """Return the subclass of a class of layers that computes in native calls; it goes by its name."""
+    return type(
+        base.__name__, (InNativeCalls, base), {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    )
 
 
 def _blank(base: type) -> Any:
@@ -72,22 +76,20 @@ class _Built:
     """
 
     __slots__ = (
-        *(
-            "_addresses",
-            "_epsilons",
-            "_forwards",
-            "_heard",
-            "_hooks",
-            "_kind",
-            "_linears",
-            "_modules",
-            "_norms",
-            "_parents",
-            "_rounding",
-            "_tables",
-            "_values",
-            "_vectors",
-        ),
+        "_addresses",
+        "_children",
+        "_epsilons",
+        "_forwards",
+        "_heard",
+        "_held",
+        "_hooks",
+        "_ids",
+        "_kind",
+        "_linears",
+        "_norms",
+        "_rounding",
+        "_tables",
+        "_vectors",
         "layer",
     )
 
@@ -97,46 +99,44 @@ class _Built:
         self._linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         self._norms = [layer.input_layernorm, layer.post_attention_layernorm]
         self._norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
-        self._parents = [part._modules for part in (layer, attention, mlp)]
-        self._modules = self._children()
+        modules = [part._modules for part in (layer, attention, mlp)]
+        self._children = [module for some in modules for module in some.values() if module is not None]
         self._kind: Any = type(layer).__mro__[2]
         self._forwards = self._methods()
-        self._hooks = [getattr(module, name) for module in self._modules for name in _HOOKS]
+        self._hooks = [getattr(module, name) for module in self._children for name in _HOOKS]
         self._heard = any(self._hooks)
         # Both kinds of an attribute: what is registered under one name may move from one to the other.
-        self._tables = [table for some in (*self._linears, *self._norms) for table in (some._buffers, some._parameters)]
-        self._values = self._registered()
-        self._vectors = [value for value in self._values if value is not None]
-        self._addresses = [value.data_ptr() for value in self._vectors]
-        self._rounding = [getattr(linear, "rounding", False) for linear in self._linears]
-        self._epsilons = [norm.variance_epsilon for norm in self._norms]
-        plain = not self._heard and _is_own(self._kind) and all(map(_computes_itself, self._modules))
+        values = [table for some in (*self._linears, *self._norms) for table in (some._buffers, some._parameters)]
+        self._tables = modules + values
+        self._held = [value for table in self._tables for value in table.values()]
+        self._ids = [*map(id, self._held)]
+        self._vectors = [value for table in values for value in table.values() if value is not None]
+        self._addresses = [*map(_address, self._vectors)]
+        self._rounding = [*map(_rounding, self._linears)]
+        self._epsilons = [*map(_epsilon, self._norms)]
+        plain = not self._heard and _is_own(self._kind) and all(map(_computes_itself, self._children))
         self.layer = _build(layer, self._linears, self._norms) if plain else None
 
-    def is_of(self, layer: Any) -> bool:
-        """Whether all of it is as it was, and heard by somebody where it was."""
+    def is_of_now(self) -> bool:
+        """Whether all of it is as it was, and heard by somebody where it was.
+
+        Every token asks this of every layer, after weights have filled the caches: little of it is Python's own code.
+        """
         return (
-            _are(self._children(), self._modules)
-            and _are(self._registered(), self._values)
-            and [value.data_ptr() for value in self._vectors] == self._addresses
-            and [getattr(linear, "rounding", False) for linear in self._linears] == self._rounding
-            and [norm.variance_epsilon for norm in self._norms] == self._epsilons
+            [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._ids
+            and [*map(_address, self._vectors)] == self._addresses
+            and [*map(_rounding, self._linears)] == self._rounding
+            and [*map(_epsilon, self._norms)] == self._epsilons
             and any(self._hooks) == self._heard
             and self._methods() == self._forwards
         )
 
-    def _children(self) -> list[Any]:
-        return [module for modules in self._parents for module in modules.values() if module is not None]
-
     def _methods(self) -> list[Any]:
-        return [self._kind.forward, *(module.forward for module in self._modules)]
-
-    def _registered(self) -> list[Any]:
-        return [value for table in self._tables for value in table.values()]
+        return [self._kind.forward, *map(_forward, self._children)]
 
 
-class InTwoCalls:
-    """What a decoder layer becomes: native code computes before attention and behind it.
+class InNativeCalls:
+    """What a decoder layer becomes: native code computes before attention and behind it, or all for one more token.
 
     Where gradients are recorded, somebody listens to a part of the layer, or a part is not what it was, the layer's own
     forward computes.
@@ -158,7 +158,7 @@ class InTwoCalls:
     def built(self) -> DecoderLayer | None:
         """Return what computes, of the layer's parts as they are now; None where it cannot."""
         built = self._built
-        if built is None or not built.is_of(self):
+        if built is None or not built.is_of_now():
             built = self._built = _Built(self)
         return built.layer
 
@@ -196,8 +196,16 @@ class InTwoCalls:
         layer: Any = self
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
-        flat = x.reshape(rows, hidden)
+        flat, out = x.reshape(rows, hidden), x.new_empty(sequences, tokens, hidden)
         cosines, sines = (_bits(angle.expand(sequences, tokens, -1).reshape(rows, -1)) for angle in position_embeddings)
+        if tokens == 1 and attention_mask is None and built.steps and _is_torch_own(attention):
+            held = layer_of(past_key_values, attention.layer_idx)
+            room = room_in(held, (sequences, built.shared, 1, attention.head_dim), x.dtype)
+            if room is not None:
+                kept, result = (_bits(room.keys), _bits(room.values)), _bits(out.view(rows, hidden))
+                built.step(_bits(flat), (cosines, sines), kept, room.used, attention.scaling, result, threads)
+                room.take(held, 1)
+                return out
         states = [
             x.new_empty(rows, linear.out_features) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
@@ -208,17 +216,15 @@ class InTwoCalls:
         if past_key_values is not None:
             key, value = append(past_key_values, key, value, attention.layer_idx)
         attended = self._attend(query, key, value, attention_mask, more)
-        out = torch.empty_like(flat)
-        built.finish(_bits(attended.reshape(rows, -1)), _bits(flat), _bits(out), threads)
-        return out.view(sequences, tokens, hidden)
+        built.finish(_bits(attended.reshape(rows, -1)), _bits(flat), _bits(out.view(rows, hidden)), threads)
+        return out
 
     def _attend(self, query: Any, key: Any, value: Any, mask: Any, more: dict[str, Any]) -> torch.Tensor:
         layer: Any = self
         attention = layer.self_attn
-        interface: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
-        plain = interface is sdpa_attention_forward and _are_alike(query, key, value)
-        if plain and _in_order(query, key, mask):
+        if _is_torch_own(attention) and _are_alike(query, key, value) and _in_order(query, key, mask):
             return attend_each(query, key, value, attention.scaling)
+        interface: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         if (window := getattr(attention, "sliding_window", None)) is not None:
             more = {**more, "sliding_window": window}
         found: torch.Tensor = interface(
@@ -259,6 +265,12 @@ def _heads(states: torch.Tensor) -> Any:
     return _bits(states.reshape(sequences * shared, tokens, width))
 
 
+def _is_torch_own(attention: Any) -> bool:
+    """Whether a part computes attention by torch's function, and nobody registered another under its name."""
+    found: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
+    return found is sdpa_attention_forward
+
+
 def _are_alike(query: Any, key: Any, value: Any) -> bool:
     """Whether a cache returned keys and values in the type of queries, as plain tensors."""
     plain = type(key) is type(value) is torch.Tensor and key.dtype == value.dtype == query.dtype
@@ -280,8 +292,8 @@ def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
     return bool(torch.all(mask == mask.new_ones(queries, tokens).tril(tokens - queries)))
 
 
-def _are(new: list[Any], old: list[Any]) -> bool:
-    return len(new) == len(old) and all(map(is_, new, old))
+def _rounding(linear: Any) -> Any:
+    return getattr(linear, "rounding", False)
 
 
 def _computes_itself(module: Any) -> bool:
@@ -321,7 +333,7 @@ def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _agrees(layer: Any) -> bool:
-    """Whether a layer adds about the same to its input in two calls as by itself, for three tokens of random numbers.
+    """Whether a layer adds about the same to its input in native calls as by itself, for three random tokens.
 
     These are small, so that what is added to them shows.
     """
@@ -330,7 +342,7 @@ def _agrees(layer: Any) -> bool:
     x = (torch.randn(1, 3, norm.numel(), generator=numbers, device="cpu") / 64).to(norm.dtype)
     turns = torch.randn(1, 3, width // 2, generator=numbers, device="cpu").repeat(1, 1, 2)
     given = {"position_embeddings": (turns.cos().to(norm.dtype), turns.sin().to(norm.dtype)), "attention_mask": None}
-    own: Any = super(InTwoCalls, layer)
+    own: Any = super(InNativeCalls, layer)
     with torch.inference_mode():
         expected, found = own.forward(x, **given).float() - x, layer.forward(x, **given).float() - x
     return bool((expected - found).abs().max() <= 0.05 * expected.abs().max())

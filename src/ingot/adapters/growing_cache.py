@@ -5,6 +5,7 @@ This module needs torch and transformers to be imported (``core.extras.require``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,35 +42,50 @@ class Room:
 
     def append(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in keys and values [sequences, heads, tokens, width] of the layer."""
-        first, self.used = self.used, self.used + keys.shape[2]
-        self.keys[:, :, first : self.used] = keys
-        self.values[:, :, first : self.used] = values
-        layer.keys, layer.values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        count = keys.shape[2]
+        self.keys[:, :, self.used : self.used + count] = keys
+        self.values[:, :, self.used : self.used + count] = values
+        self.take(layer, count)
+
+    def take(self, layer: Any, count: int) -> None:
+        """Make the next ``count`` tokens, which are written, the layer's."""
+        self.used += count
+        layer.keys, layer.values = self.keys.narrow(2, 0, self.used), self.values.narrow(2, 0, self.used)
 
 
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what ``cache.update`` does: append keys and values to layer ``index``, and return all of that layer."""
-    layers: list[Any] = cache.layers if type(cache) is DynamicCache and not getattr(cache, "offloading", False) else []
-    layer: Any = layers[index] if index < len(layers) else None
-    if not _fits(layer, keys, values):
+    layer = layer_of(cache, index)
+    room = room_in(layer, keys.shape, keys.dtype) if keys.shape == values.shape and keys.dtype == values.dtype else None
+    if room is None:
         found: tuple[torch.Tensor, torch.Tensor] = cache.update(keys, values, index)
         return found
-    room = getattr(layer, _NAME, None)
-    if room is None or not room.holds(layer, keys.shape[2]):
-        room = Room(layer.keys, layer.values)
-        setattr(layer, _NAME, room)
     room.append(layer, keys, values)
     return layer.keys, layer.values
 
 
-def _fits(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether a layer is a plain one that has tokens of the shape and type of the new ones, which are few."""
-    if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or keys.shape[2] > ROOM:
-        return False
-    return all(
-        old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3] and old.dtype == new.dtype and old.is_cpu
-        for old, new in ((layer.keys, keys), (layer.values, values))
-    )
+def layer_of(cache: Any, index: int) -> Any:
+    """Return layer ``index`` of a cache of transformers' own; None of another cache, or where it has none yet."""
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False) or index >= len(cache.layers):
+        return None
+    return cache.layers[index]
+
+
+def room_in(layer: Any, shape: Sequence[int], dtype: torch.dtype) -> Room | None:
+    """Return where keys and values [sequences, heads, tokens, width] of a type are appended to a layer.
+
+    None where it is no plain layer that has tokens of that shape and type, or the new ones are many.
+    """
+    if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or shape[2] > ROOM:
+        return None
+    wanted = *shape[:2], layer.keys.shape[2], shape[3]
+    if not all(old.shape == wanted and old.dtype == dtype and old.is_cpu for old in (layer.keys, layer.values)):
+        return None
+    room: Room | None = getattr(layer, _NAME, None)
+    if room is None or not room.holds(layer, shape[2]):
+        room = Room(layer.keys, layer.values)
+        setattr(layer, _NAME, room)
+    return room
 
 
 def _with_room(states: torch.Tensor) -> torch.Tensor:

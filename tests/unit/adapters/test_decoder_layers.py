@@ -1,4 +1,4 @@
-"""Decoder layers in two native calls: about what transformers computes, and the same however they are called."""
+"""Decoder layers in native calls: about what transformers computes, and the same however they are called."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import transformers
 
 import ingot
 from ingot.adapters import decoder_layers
-from ingot.adapters.decoder_layers import InTwoCalls, attend_each, put_layers
+from ingot.adapters.decoder_layers import InNativeCalls, attend_each, put_layers
 from ingot.adapters.growing_cache import ROOM, append
 from ingot.adapters.packed_linear import PackedLinear
 from ingot.adapters.transformers import load_model
+from ingot.codecs.affine.layer import DecoderLayer
 from ingot.testing.models import KINDS, SMALL
 
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 1024}
@@ -63,7 +64,7 @@ def by_itself(model: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_is_near_to_transformers(folders: dict[str, Path], kind: str, dtype: str) -> None:
     model = load_model(folders[kind], compute="int8", dtype=dtype)
-    assert all(isinstance(layer, InTwoCalls) and layer.built() is not None for layer in layers_of(model))
+    assert all(isinstance(layer, InNativeCalls) and layer.built() is not None for layer in layers_of(model))
     own, ids = by_itself(model), torch.arange(2 * 40).view(2, 40) % 61 + 3
     with torch.inference_mode():
         found, wanted = model(ids), own(ids)
@@ -102,6 +103,29 @@ def test_tokens_together_are_tokens_one_by_one(folders: dict[str, Path], kind: s
         together = model(ids, past_key_values=cache).logits[0]
         alone = [model(ids[:, at : at + 1], past_key_values=other).logits[0, 0] for at in range(5)]
     assert torch.equal(together, torch.stack(alone))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_token_in_one_call_is_that_of_two(
+    folders: dict[str, Path], kind: str, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, taken = load_model(folders[kind], compute="int8"), []
+    ids = torch.arange(sequences * 9).view(sequences, 9) + 3
+    step = DecoderLayer.step
+    monkeypatch.setattr(DecoderLayer, "step", lambda *given: (taken.append(1), step(*given))[1])
+    with torch.inference_mode():
+        cache = model(ids).past_key_values
+        other = copy.deepcopy(cache)
+        found = [model(ids[:, at : at + 1], past_key_values=cache).logits for at in range(4)]
+        assert len(taken) == 4 * len(layers_of(model))
+        monkeypatch.setattr(decoder_layers, "layer_of", lambda *_: None)
+        wanted = [model(ids[:, at : at + 1], past_key_values=other).logits for at in range(4)]
+    assert len(taken) == 4 * len(layers_of(model))
+    assert all(map(torch.equal, found, wanted))
+    for one, two in zip(cache.layers, other.layers, strict=True):
+        assert torch.equal(one.keys, two.keys)
+        assert torch.equal(one.values, two.values)
 
 
 def test_padded_sequences_are_left_to_transformers(folders: dict[str, Path]) -> None:
@@ -258,12 +282,12 @@ def test_layers_that_compute_something_else_are_left_alone(
     plain = norm.forward
     monkeypatch.setattr(norm, "forward", lambda self, x: 1.5 * plain(self, x))
     model = load_model(folders["llama"], compute="int8")
-    assert not any(isinstance(layer, InTwoCalls) for layer in layers_of(model))
+    assert not any(isinstance(layer, InNativeCalls) for layer in layers_of(model))
 
 
 def test_exact_models_keep_transformers_layers(folders: dict[str, Path]) -> None:
     model = load_model(folders["llama"], keep_packed=True)
-    assert not any(isinstance(layer, InTwoCalls) for layer in model.modules())
+    assert not any(isinstance(layer, InNativeCalls) for layer in model.modules())
     assert put_layers(model) == 0
     assert any(isinstance(layer, PackedLinear) for layer in model.modules())
 

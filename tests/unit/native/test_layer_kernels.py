@@ -125,6 +125,54 @@ def test_a_layer(name: str, rows: int, biased: bool, normed: bool) -> None:
         assert out.tobytes() == finished.tobytes()
 
 
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(("sequences", "used", "room"), [(1, 0, 1), (1, 300, 400), (3, 5, 6)])
+def test_one_more_token(name: str, sequences: int, used: int, room: int) -> None:
+    """All of a layer in one call is what it is in three."""
+    whole = Whole(name, biased=True, normed=True)
+    x, angles = some(whole.dtype, sequences, HIDDEN), some(np.dtype("f4"), sequences, WIDTH)
+    cosines, sines = np.cos(angles).astype(whole.dtype), np.sin(angles).astype(whole.dtype)
+    before = [some(whole.dtype, sequences, SHARED, room, WIDTH, seed=seed) for seed in (1, 2)]
+    queries, *states = whole.project(x, cosines, sines)
+    after = [array.copy() for array in before]
+    for array, state in zip(after, states, strict=True):
+        array[:, :, used] = state.reshape(sequences, SHARED, WIDTH)
+    heads = queries.reshape(sequences * SHARED, HEADS // SHARED, WIDTH)
+    keys, values = (array.reshape(sequences * SHARED, room, WIDTH) for array in after)
+    attended = reference.attend(heads, keys, values, used + 1, 0.3).reshape(sequences, -1)
+    wanted, layer = whole.finish(attended, x), whole.layer()
+    for threads in (1, 2):
+        kept, out = (before[0].copy(), before[1].copy()), np.empty_like(x)
+        turns = as_bits(cosines), as_bits(sines)
+        layer.step(as_bits(x), turns, (as_bits(kept[0]), as_bits(kept[1])), used, 0.3, as_bits(out), threads)
+        assert out.tobytes() == wanted.tobytes()
+        assert [array.tobytes() for array in kept] == [array.tobytes() for array in after]
+
+
+def test_one_more_token_needs_room_of_its_shape() -> None:
+    whole = Whole("f32", biased=False, normed=False)
+    layer, x, angles = whole.layer(), some(whole.dtype, 2, HIDDEN), some(whole.dtype, 2, WIDTH)
+    kept, out = np.zeros((2, SHARED, 4, WIDTH), np.float32), np.empty((2, HIDDEN), np.float32)
+
+    def step(keys: np.ndarray = kept, values: np.ndarray = kept, used: int = 3, rows: int = 2) -> None:
+        layer.step(x, (angles[:rows], angles[:rows]), (keys, values), used, 1.0, out, 1)
+
+    step()
+    for broken, match in [
+        ({"used": 4}, "room"),
+        ({"used": 2**63}, "room"),
+        ({"keys": kept[:1]}, "sequences"),
+        ({"keys": kept[:, :1].copy()}, "sequences"),
+        ({"keys": kept[0]}, "sequences"),
+        ({"values": kept[:, :, :3].copy()}, "values as keys"),
+        ({"values": kept[0]}, "values as keys"),
+        ({"values": kept.astype("f8")}, "type"),
+        ({"rows": 1}, "angle"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            step(**broken)
+
+
 def test_gates_of_every_size_are_near() -> None:
     """What a layer makes of gates from -200 to 200, which the polynomial's ends are for."""
     gates = np.linspace(-200, 200, 4001, dtype=np.float32)

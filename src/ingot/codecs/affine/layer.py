@@ -1,5 +1,5 @@
-"""A decoder layer by its packed matrices: all that it computes but attention, and attention of a few queries
-(``spec/loading.md``, "Layers in two calls")."""
+"""A decoder layer by its packed matrices: what it computes before attention and behind it, attention of a few queries,
+and all of it for one more token (``spec/loading.md``, "Layers in native calls")."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ class DecoderLayer:
         width: int,
         dtype: str,
     ) -> None:
+        self.shared = matrices[1].shape[0] // width
+        """Heads of keys."""
+        self.steps = width % 16 == 0 and matrices[0].shape[0] // width % self.shared == 0
+        """Whether ``step`` takes heads of this width."""
         weights = [None if norm is None else norm.weight for norm in norms]
         epsilons = [0.0 if norm is None else norm.eps for norm in norms]
         opened = [matrix.opened() for matrix in matrices]
@@ -69,6 +73,37 @@ class DecoderLayer:
     def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None:
         """Write what the layer returns [rows, hidden], of what attention gave and of the layer's input."""
         self._native.finish(attended, x, out, threads)
+
+    def step(
+        self,
+        x: Array,
+        angles: tuple[Array, Array],
+        kept: tuple[Array, Array],
+        used: int,
+        scale: float,
+        out: Array,
+        threads: int,
+    ) -> None:
+        """Write what the layer returns [sequences, hidden] for one more token of each sequence.
+
+        The same as ``project``, ``attend`` and ``finish`` give.
+
+        Parameters
+        ----------
+        x, out : [sequences, hidden]
+        angles : (cosines, sines), [sequences, width]
+        kept : (keys, values), [sequences, heads of keys, capacity, width]
+            Those of the tokens are written behind the first ``used``, fewer than ``capacity``, and attended to with
+            these.
+        scale : float
+            Of products of queries and keys.
+
+        Raises
+        ------
+        ValueError
+            Sizes or types do not fit together, heads have no whole sixteens of columns, or there is no room.
+        """
+        self._native.step(x, *angles, *kept, used, scale, out, threads)
 
 
 def attend(
