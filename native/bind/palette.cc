@@ -7,6 +7,7 @@
 #include "bind/arrays.h"
 #include "core/dispatch.h"
 #include "core/kmeans1d.h"
+#include "kernels/palette_cells.h"
 
 namespace {
 
@@ -167,8 +168,58 @@ void spread(const Points32& points, const InDoubles& draws, const Out<std::uint6
   require(k >= 1 && draws.size() == k - 1 && chosen.data()[0] < n, "expected a draw for every point but the first");
   const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
   nb::gil_scoped_release release;
-  std::vector<double> scratch(2 * n);
-  INGOT_KERNEL(palette_spread)(at, draws.data(), k, chosen.data(), scratch.data());
+  const auto scratch = std::make_unique_for_overwrite<double[]>((2 + size / 2) * n);
+  INGOT_KERNEL(palette_spread)(at, draws.data(), k, chosen.data(), scratch.get());
+}
+
+// Arrays of points in cells, which agree with one another.
+template <class Cells, class Columns, class Starts, class Boxes>
+Cells cells_of(const Columns& columns, const Starts& starts, const Boxes& boxes, std::size_t numbers) {
+  require(numbers == 2 || numbers == 4, "expected points of 2 or 4 numbers");
+  require(columns.size() % numbers == 0 && columns.size() / numbers > ingot::kBehind, "expected a column for each number");
+  require(starts.size() > 1, "expected where cells begin");
+  const std::size_t cells = starts.size() - 1, n = columns.size() / numbers - ingot::kBehind;
+  require(cells >= ingot::kCellsOfPart && cells <= kBins && (cells & (cells - 1)) == 0, "expected 64 to 65536 cells");
+  require(n < std::size_t{1} << 31, "expected fewer points");
+  const Cells found{static_cast<int>(numbers), n, cells, columns.data(), starts.data(), boxes.data()};
+  require(boxes.size() == 2 * numbers * found.boxes_of_a_row(), "expected two numbers for every side of a box");
+  return found;
+}
+
+double cells(const Points32& points, const Out<float>& columns, const Out<std::uint32_t>& starts, const Out<float>& boxes,
+             const Out<std::uint16_t>& places) {
+  const auto to = cells_of<ingot::PaletteCellsToFill>(columns, starts, boxes, points.shape(1));
+  require(points.shape(0) == to.n && places.size() == to.n && to.n >= 1, "expected room for every point, and some");
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(palette_cells)(points.data(), to, places.data());
+}
+
+void cell_codes(const In<std::uint16_t>& places, const Ids& starts, const InBytes& codes, const OutBytes& out) {
+  const std::size_t n = places.size(), cells = starts.size() ? starts.size() - 1 : 0;
+  require(codes.size() == n && out.size() == n, "expected a code for every point");
+  require(cells <= kBins && n < std::size_t{1} << 31, "expected up to 65536 cells, and fewer points");
+  bool within = false;
+  {
+    nb::gil_scoped_release release;
+    within = INGOT_KERNEL(palette_codes)(places.data(), n, starts.data(), cells, codes.data(), out.data());
+  }
+  require(within, "expected cells that hold the points");
+}
+
+// What lies in the arrays is not looked at here: cells that are not within the points are passed over, and codes and owners
+// that are no centroids are those of new points.
+void step(const In<float>& columns, const Ids& starts, const In<float>& boxes, std::size_t first, std::size_t end,
+          const Points32& centroids, const OutBytes& codes, const Out<std::uint16_t>& owners, const Doubles& sums,
+          const Doubles& counts) {
+  const std::size_t size = centroids.shape(1), k = centroids.shape(0);
+  const auto at = cells_of<ingot::PaletteCells>(columns, starts, boxes, size);
+  require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
+  require(codes.size() == at.n && owners.size() == at.cells, "expected a code per point, and an owner per cell");
+  require(first <= end && end <= at.parts() && first % ingot::kPartsAtOnce == 0, "expected parts there are");
+  require(end % ingot::kPartsAtOnce == 0 || end == at.parts(), "expected sixteen parts at a time");
+  const ingot::PaletteSteps to{codes.data(), owners.data(), sums.data(), counts.data()};
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_step)(at, first, end, centroids.data(), k, to);
 }
 
 // Elements of `width` bytes and the mask that covers them.
@@ -231,6 +282,13 @@ void bind_palette(nb::module_& m) {
         "code cannot have changed since keep it; where points move, sums and counts are those of the codes given.");
   define(m, "palette_spread", &spread, array("points"), array("draws"), array("chosen"),
         "Choose points one by one, each drawn by its squared distance from those before; the first is given.");
+  define(m, "palette_cells", &cells, array("points"), array("columns"), array("starts"), array("boxes"),
+        array("places"), "Put points into cells, and say where those lie; returns the sum of the squares of all numbers.");
+  define(m, "palette_codes", &cell_codes, array("places"), array("starts"), array("codes"), array("out"),
+        "The codes of points in the order that they had before they were put into cells.");
+  define(m, "palette_step", &step, array("columns"), array("starts"), array("boxes"), nb::arg("first"), nb::arg("end"),
+        array("centroids"), array("codes"), array("owners"), array("sums"), array("counts"),
+        "The nearest centroid of each point in some parts: codes, owners of cells, sums and counts change.");
   define(m, "mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
   define(m, "mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
   define(m, "mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");

@@ -1,4 +1,4 @@
-// Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point, and the points to begin with.
+// Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point.
 // All centroids are tried for two registers of points at a time. Where bounds are kept, only points whose code may have changed are
 // tried: another centroid is too far for the rest, by the triangle inequality (Hamerly, "Making k-means even faster",
 // 2010), with room for what rounding does, so that codes and sums are those of trying all. Where sums are exact, they change by the
@@ -312,37 +312,10 @@ double nearest(const PalettePoints& at, const float* centroids, std::size_t k, c
   return errors[0];
 }
 
-template <int kSize>
-void draw(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
-  double* const distance = scratch;
-  double* const upto = scratch + at.n;
-  std::fill(distance, distance + at.n, std::numeric_limits<double>::infinity());
-  for (std::size_t c = 1; c < k; ++c) {
-    double centre[kSize];
-    for (int v = 0; v < kSize; ++v) centre[v] = static_cast<double>(at.points[chosen[c - 1] * kSize + static_cast<std::size_t>(v)]);
-    for (std::size_t i = 0; i < at.n; ++i) {
-      double squares = 0;
-      for (int v = 0; v < kSize; ++v) {
-        const double away = static_cast<double>(at.points[i * kSize + static_cast<std::size_t>(v)]) - centre[v];
-        squares += away * away;
-      }
-      distance[i] = squares < distance[i] ? squares : distance[i];
-    }
-    double total = 0;
-    for (std::size_t i = 0; i < at.n; ++i) upto[i] = total += distance[i];
-    const auto place = static_cast<std::size_t>(std::upper_bound(upto, upto + at.n, draws[c - 1] * total) - upto);
-    chosen[c] = std::min(place, at.n - 1);
-  }
-}
-
 }  // namespace
 
 double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
   return at.size == 2 ? nearest<2>(at, centroids, k, found) : nearest<4>(at, centroids, k, found);
-}
-
-void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
-  at.size == 2 ? draw<2>(at, draws, k, chosen, scratch) : draw<4>(at, draws, k, chosen, scratch);
 }
 
 }  // namespace ingot::INGOT_ISA

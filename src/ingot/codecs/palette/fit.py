@@ -6,6 +6,7 @@ from math import frexp
 
 import numpy as np
 
+from ingot.codecs.palette import cells
 from ingot.core import native
 from ingot.core.floats import as_bits, cast, float_name
 from ingot.core.parallel import for_ranges
@@ -19,6 +20,8 @@ SAMPLE = 1 << 16
 # Points per call: fixed, so that sums are added in the same order whatever the number of threads.
 BLOCK = 1 << 16
 ROUNDS_SAMPLE, ROUNDS_ALL = 50, 20
+UNKNOWN = 64  # digits of points of which nothing is known
+_EXACT = 1 << 53
 _STILL = 1e-4  # relative gain of a round below which the next one is not worth its time
 
 
@@ -135,17 +138,28 @@ class Cloud:
     points : f32, [n, 2] or [n, 4], finite
     workers : int, optional
         Threads; no result depends on them.
-    exact : bool
-        Whether f64 sums of a block's points are exact, in any order: then points that change their code are moved from
-        one sum to another, and no other is added again.
+    digits : int
+        A number of which all points, below 1, are multiples of ``2**-digits``. Where f64 sums of a block are exact
+        therefore, in any order, points that change their code are moved from one sum to another, and no other is added
+        again; where those of all points are, Lloyd's steps pass by whole cells of them.
     """
 
-    def __init__(self, points: Array, workers: int | None = 1, *, exact: bool = False) -> None:
-        self._points, self._workers, self._exact = points, workers, exact
+    def __init__(self, points: Array, workers: int | None = 1, *, digits: int = UNKNOWN) -> None:
+        self._points, self._workers, self._digits = points, workers, digits
+        self._exact = BLOCK << digits <= _EXACT if digits < UNKNOWN else False
         self.codes = np.zeros(len(points), np.uint8)
         self._bounds = np.zeros(len(points), np.float32)
         self._before: Array | None = None
         self._totals: tuple[Array, Array] | None = None
+        self._cells: cells.Cells | None = None
+
+    def assign(self, centroids: Array) -> Array:
+        """Return each point's nearest centroid, of equally near ones the first: u8."""
+        if self._cells:
+            self._cells.nearest(centroids)
+            return self._cells.codes()
+        self.nearest(centroids)
+        return self.codes
 
     def nearest(self, centroids: Array) -> tuple[float, Array, Array]:
         """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
@@ -177,35 +191,69 @@ class Cloud:
         step = -(-len(self._points) // SAMPLE)
         if step == 1:
             return self._lloyd(_spread_out(self._points, count), ROUNDS_SAMPLE)
-        sample = Cloud(np.ascontiguousarray(self._points[::step]), self._workers, exact=self._exact)
+        sample = Cloud(np.ascontiguousarray(self._points[::step]), self._workers, digits=self._digits)
         return self._lloyd(sample.centroids(count), ROUNDS_ALL)
 
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
         """Move centroids to the means of their points; one without points stays where it is."""
-        before = np.inf
+        if len(self._points) >= cells.LEAST and len(self._points) << self._digits <= _EXACT:
+            self._cells = cells.Cells(self._points, self._workers)
+        step: _ByCells | _Exactly = _ByCells(self, self._cells) if self._cells else _Exactly(self)
         for _ in range(rounds):
-            error, sums, counts = self.nearest(centroids)
-            if not error < before * (1 - _STILL):
+            gains, sums, counts = step(centroids)
+            if not gains:
                 break
-            before = error
             means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
             centroids = np.where(counts[:, None] > 0, means, centroids)
         return centroids
 
 
-def exact_sums(points: Array, dtype: str, exponent: int) -> bool:
-    """Return whether f64 sums of a block of ``points`` are exact: values of ``dtype`` over ``2**exponent``, below 1.
+class _Exactly:
+    """A step of Lloyd's: whether it is worth another, and sums and numbers of points per centroid."""
 
-    They are if all are multiples of 2^-37. Numbers of f16 are multiples of 2^-24; those of bf16 are multiples of their
-    magnitude, rounded down to a power of two, over 2^7. Of others nothing is said.
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud, self._before = cloud, np.inf
+
+    def __call__(self, centroids: Array) -> tuple[bool, Array, Array]:
+        error, sums, counts = self._cloud.nearest(centroids)
+        before, self._before = self._before, error
+        return error < before * (1 - _STILL), sums, counts
+
+
+class _ByCells:
+    """The same by cells, which know about how large errors are: where that does not decide, all points are asked."""
+
+    def __init__(self, cloud: Cloud, points: cells.Cells) -> None:
+        self._cloud, self._points = cloud, points
+        self._before: tuple[float, float] = (np.inf, np.inf)
+        self._centroids: Array | None = None
+
+    def __call__(self, centroids: Array) -> tuple[bool, Array, Array]:
+        low, high, sums, counts = self._points.nearest(centroids)
+        (least, most), self._before = self._before, (low, high)
+        before, self._centroids = self._centroids, centroids
+        if before is None or high < least * (1 - _STILL):
+            return True, sums, counts
+        if low > most * (1 - _STILL):
+            return False, sums, counts
+        errors = [self._cloud.nearest(each)[0] for each in (before, centroids)]
+        return errors[1] < errors[0] * (1 - _STILL), sums, counts
+
+
+def digits_of(points: Array, dtype: str, exponent: int) -> int:
+    """Return a number: all ``points``, values of ``dtype`` over ``2**exponent``, are multiples of ``2**-digits``.
+
+    Numbers of f16 are multiples of 2^-24; those of bf16 are multiples of their magnitude, rounded down to a power of
+    two, over 2^7. Of others nothing is said.
     """
     if dtype == "f16":
-        return exponent <= 37 - 24
+        return max(24 + exponent, 0)
     if dtype != "bf16":
-        return False
+        return UNKNOWN
     magnitude = points.view(np.uint32) & np.uint32(0x7FFFFFFF)
     magnitude -= np.uint32(1)  # zeros wrap around: they are multiples of all
-    return int(magnitude.min(initial=0xFFFFFFFF)) + 1 >= int(np.float32(2.0**-30).view(np.uint32))
+    least = int(magnitude.min(initial=0xFFFFFFFF)) + 1
+    return UNKNOWN if least < 0x800000 else max(127 + 7 - min(least >> 23, 134), 0)
 
 
 def _moved(before: Array, after: Array) -> float:

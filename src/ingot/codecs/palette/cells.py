@@ -1,0 +1,81 @@
+"""Lloyd's steps on points that lie in cells: most are passed by as a whole (``spec/palette.md``, "Vectors")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.core import native
+from ingot.core.parallel import default_workers, for_ranges
+from ingot.model.tensor import Array
+
+LEAST = 2048  # points for which cells are worth their making
+_PART, _PARTS, _MOST, _BEHIND = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
+_POINTS = 24  # of a cell, at least
+_NOBODY = 257
+_MANY = 1 << 18  # points whose steps are worth threads
+
+
+class Cells:
+    """Points in cells, with the code of each, and what sums of them are exactly.
+
+    Parameters
+    ----------
+    points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
+    workers : int, optional
+        Threads; no result depends on them.
+    """
+
+    def __init__(self, points: Array, workers: int | None = 1) -> None:
+        count, size = points.shape
+        cells = min(max(1 << (max(count // _POINTS, 1).bit_length() - 1), _PART), _MOST)
+        self._cells, self._count = cells, count
+        self._workers = 1 if count < _MANY else default_workers() if workers is None else workers
+        self._columns = np.empty(size * (count + _BEHIND), np.float32)
+        self._starts = np.empty(cells + 1, np.uint32)
+        self._boxes = np.empty(2 * size * (cells + max(cells // _PART, _PARTS)), np.float32)
+        self._places = np.empty(count, np.uint16)
+        self._squares = native.kernels.palette_cells(points, self._columns, self._starts, self._boxes, self._places)
+        self._codes, self._owners = np.zeros(count, np.uint8), np.full(cells, _NOBODY, np.uint16)
+        self._totals: Array | None = None
+
+    def nearest(self, centroids: Array) -> tuple[float, float, Array, Array]:
+        """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
+
+        The squared error comes as two numbers between which it lies as ``Cloud`` computes it: that is f32 distances,
+        wrong by less than 5e-7, added in f64; sums and numbers are the same.
+        """
+        count, size = centroids.shape
+        parts = self._cells // _PART
+        step = parts if self._workers == 1 else max(_PARTS, parts // 8)
+        if self._totals is None:
+            self._totals = np.zeros((-(-parts // step), count * (size + 1)))
+        totals = self._totals
+
+        def run(start: int, stop: int) -> None:
+            some = totals[start // step]
+            native.kernels.palette_step(
+                self._columns,
+                self._starts,
+                self._boxes,
+                start,
+                stop,
+                centroids,
+                self._codes,
+                self._owners,
+                some[: count * size],
+                some[count * size :],
+            )
+
+        for_ranges(parts, step, run, self._workers)
+        total = totals.sum(axis=0)
+        sums, counts = total[: count * size].reshape(count, size), total[count * size :]
+        wide = centroids.astype(np.float64)
+        error = self._squares + float((wide * wide * counts[:, None] - 2 * wide * sums).sum())
+        room = 1e-6 * abs(error) + 1e-11 * self._squares + 1e-30 * self._count
+        return error - room, error + room, sums, counts
+
+    def codes(self) -> Array:
+        """Return the codes that ``nearest`` found last, in the order of the points."""
+        out = np.empty(self._count, np.uint8)
+        native.kernels.palette_codes(self._places, self._starts, self._codes, out)
+        return out
