@@ -18,7 +18,7 @@ namespace {
 constexpr float kFloor = 0x1p-10F;
 constexpr int kDrop = 14;
 constexpr std::int32_t kHalfKeys = 5184, kKeys = 2 * kHalfKeys;  // for magnitudes up to 1; larger ones have the last
-constexpr std::size_t kSample = std::size_t{1} << 15, kChunk = 512, kHalf = kWidth / 2;
+constexpr std::size_t kSample = std::size_t{1} << 15, kChunk = 512, kSoon = 24, kHalf = kWidth / 2;
 using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
 
 inline std::int32_t key_of(float value) {
@@ -144,6 +144,8 @@ class Cells {
     for (std::size_t cell = 0; cell < to_.cells; ++cell) to_.starts[cell + 1] += to_.starts[cell];
     std::vector<std::uint32_t> next(to_.starts, to_.starts + to_.cells);
     for (std::size_t i = 0; i < to_.n; ++i) {
+      const std::size_t soon = next[places_[std::min(i + kSoon, to_.n - 1)]];  // about: those between may go there too
+      for (std::size_t v = 0; v < kNumbers; ++v) __builtin_prefetch(to_.columns + v * to_.stride() + soon, 1);
       const std::size_t there = next[places_[i]]++;
       for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * to_.stride() + there] = points_[i * kNumbers + v];
     }

@@ -43,7 +43,7 @@ def test_steps_are_those_of_trying_all(size: int, clusters: int, count: int, kin
     points = cloud(kind, count, size)
     centroids = points[rng(5).integers(0, count, clusters)].copy()
     centroids[clusters // 2] = centroids[0]  # of equally near ones the first
-    found = palette_cells.Cells(points)
+    found = palette_cells.Cells(points, clusters)
     for _ in range(6):
         codes, wanted, numbers = np.empty(count, np.uint8), np.zeros(clusters * size), np.zeros(clusters)
         error = native.kernels.palette_nearest(points, centroids, codes, wanted, numbers)
@@ -59,7 +59,7 @@ def test_steps_are_those_of_trying_all(size: int, clusters: int, count: int, kin
 def test_threads_find_the_same() -> None:
     points = cloud("normal", 1 << 18, 2)
     centroids = points[:50].copy()
-    one, more = palette_cells.Cells(points, 1), palette_cells.Cells(points, 3)
+    one, more = palette_cells.Cells(points, 50, 1), palette_cells.Cells(points, 50, 3)
     for _ in range(3):
         found = [each.nearest(centroids) for each in (one, more)]
         assert found[0][2].tobytes() == found[1][2].tobytes()

@@ -10,7 +10,7 @@ from ingot.model.tensor import Array
 
 LEAST = 2048  # points for which cells are worth their making
 _PART, _PARTS, _MOST, _BEHIND = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
-_POINTS = 24  # of a cell, at least
+_POINTS, _EACH = 24, 512  # of a cell, at least; cells for each centroid, at most
 _NOBODY = 257
 _MANY = 1 << 18  # points whose steps are worth threads
 
@@ -21,13 +21,16 @@ class Cells:
     Parameters
     ----------
     points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
+    clusters : int
+        How many centroids there will be: that says how many cells are worth their making.
     workers : int, optional
         Threads; no result depends on them.
     """
 
-    def __init__(self, points: Array, workers: int | None = 1) -> None:
+    def __init__(self, points: Array, clusters: int, workers: int | None = 1) -> None:
         count, size = points.shape
-        cells = min(max(1 << (max(count // _POINTS, 1).bit_length() - 1), _PART), _MOST)
+        wanted = max(min(count // _POINTS, clusters * _EACH), _PART)
+        cells = min(1 << (wanted.bit_length() - 1), _MOST)
         self._cells, self._count = cells, count
         self._workers = 1 if count < _MANY else default_workers() if workers is None else workers
         self._columns = np.empty(size * (count + _BEHIND), np.float32)

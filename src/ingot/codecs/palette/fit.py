@@ -197,7 +197,7 @@ class Cloud:
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
         """Move centroids to the means of their points; one without points stays where it is."""
         if len(self._points) >= cells.LEAST and len(self._points) << self._digits <= _EXACT:
-            self._cells = cells.Cells(self._points, self._workers)
+            self._cells = cells.Cells(self._points, len(centroids), self._workers)
         step: _ByCells | _Exactly = _ByCells(self, self._cells) if self._cells else _Exactly(self)
         for _ in range(rounds):
             gains, sums, counts = step(centroids)
