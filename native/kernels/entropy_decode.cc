@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPiece = 4096;          // bytes of elements that are joined at a time
-constexpr std::size_t kAhead = 512;           // bytes of a raw plane that are asked for beforehand
+constexpr std::size_t kAhead = 1536;          // bytes of a raw plane that are asked for beforehand
 constexpr std::size_t kStreamed = 1u << 20;   // results of so many bytes are no longer in the second cache when they are done
 
 // The planes of a chunk on their way to elements.
@@ -24,6 +24,13 @@ struct Planes {
   void join(std::size_t start, std::size_t stop) const {
     const Byte* from[8];
     alignas(kLine) Byte piece[kPiece];
+#if defined(__AVX512BW__)
+    if (width == 2) {
+      const Byte* const two[] = {at[0] + start, at[1] + start};
+      if (past_caches) return join_in_two<true>(two, stop - start, out + 2 * start);
+      return join_in_two<false>(two, stop - start, out + 2 * start);
+    }
+#endif
     while (start < stop) {
       const std::size_t n = past_caches ? least(stop - start, kPiece / width) : stop - start;
       for (std::size_t k = 0; k < width; ++k) from[k] = at[k] + start;

@@ -117,6 +117,16 @@ inline std::size_t safe_turns(const BitStream& s) {
   return least((bytes - 8) / 7 + 1, (room - 8) / kWrites);
 }
 
+// Asks for the bytes of a later batch: processors do so by themselves within a page only.
+inline void look_ahead(const BitStream& s) {
+#if defined(__GNUC__)
+  constexpr std::size_t ahead = 1024, line = 64;
+  if (static_cast<std::size_t>(s.end - s.p) <= ahead + line) return;
+  __builtin_prefetch(s.p + ahead);
+  __builtin_prefetch(s.p + ahead + line);
+#endif
+}
+
 // Decodes so many turns of kCount streams side by side. Where codes may be longer than the window (`kLong`), a stream that comes to
 // such a code stays there until the turn is over.
 template <int kWindow, bool kLong, std::size_t kCount>
@@ -267,6 +277,7 @@ bool decode_streams(HuffmanPlane& plane, const CodeOrder& order, Done done) {
     for (std::size_t s = 0; s < kStreams; ++s) {
       const std::size_t safe = safe_turns<kLookups<kWindow, kLong> * kMost>(plane.streams[s]);
       if (!safe) continue;
+      look_ahead(plane.streams[s]);
       active[count++] = &plane.streams[s];
       turns = least(turns, safe);
     }

@@ -100,6 +100,34 @@ inline void join_values(const Byte* const* planes, std::size_t width, std::size_
   return join<std::uint64_t>(planes, n, out);
 }
 
+#if defined(__AVX512BW__)
+// Both planes of two bytes, 64 elements at a time. With `kPast` results go past the caches.
+template <bool kPast>
+inline void join_in_two(const Byte* const* planes, std::size_t n, Byte* out) {
+  constexpr std::size_t line = 64, turn = 64;
+  const std::size_t head = least(n, kPast ? (line - reinterpret_cast<std::uintptr_t>(out) % line) % line / 2 : 0);
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that halves of 16 bytes lie side by side
+  const auto put = [](Byte* to, __m512i both) {
+    const __m512i word = _mm512_or_si512(_mm512_srli_epi16(both, 1), _mm512_slli_epi16(both, 15));
+    if constexpr (kPast)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), word);
+    else
+      _mm512_storeu_si512(to, word);
+  };
+  join<std::uint16_t>(planes, head, out);
+  std::size_t i = head;
+  for (; i + turn <= n; i += turn) {
+    const __m512i high = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(planes[0] + i));
+    const __m512i low = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(planes[1] + i));
+    const __m512i one = _mm512_unpacklo_epi8(low, high), two = _mm512_unpackhi_epi8(low, high);
+    put(out + 2 * i, one);
+    put(out + 2 * i + line, two);
+  }
+  const Byte* const rest[] = {planes[0] + i, planes[1] + i};
+  join<std::uint16_t>(rest, n - i, out + 2 * i);
+}
+#endif
+
 // The six low bits of a block of at most kSixBlock bytes, in three runs of a quarter: run k holds those of quarter k, and
 // in its top bits two of the fourth quarter's, lowest first. Missing elements count as 0.
 inline void pack_six(const Byte* in, std::size_t n, Byte* out) {
