@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.cast import flat
+from ingot.codecs.chunks import STEP
 from ingot.codecs.delta.base import NeedsBase
 from ingot.codecs.delta.exact_chunks import (
     CHUNK,
-    STEP,
     ExactParams,
     apply_chunks,
     as_words,

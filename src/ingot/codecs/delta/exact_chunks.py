@@ -9,19 +9,14 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import flat
+from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.tensor import Array, Tensor
 
-VERSION = 1
-LATER = 2  # dense chunks may be coded by rANS, which chunks of so many elements and more are
-RANS_CHUNK = 1 << 16
-LEAST_CHUNK, MOST_CHUNK = 1 << 8, 1 << 20
 CHUNK = 1 << 17
-# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
-STEP = 1 << 20
 
 # Stored mantissa bits: a context is what stands above them, the exponent (its lower eight bits in f64). All others are
 # integers, whose context is their highest byte; f8_e8m0fnu, which has no sign, is one.
@@ -76,19 +71,13 @@ class ExactParams:
 
     def attributes(self, size: int) -> dict[str, Any]:
         """Return the JSON-able attributes that ``params_of`` takes back, of a tensor of ``size`` elements."""
-        version = LATER if min(self.chunk, size) >= RANS_CHUNK else VERSION
-        return {"codec_version": version, "chunk": self.chunk, "dtype": self.dtype}
+        return {"codec_version": version_for(self.chunk, size), "chunk": self.chunk, "dtype": self.dtype}
 
 
 def is_coded(name: str) -> bool:
     """Whether the codec takes this element type: floats, integers and booleans of whole bytes."""
     row = DTYPES.get(name)
     return row is not None and row.kind != "c" and row.bits >= 8
-
-
-def is_chunk(chunk: int) -> bool:
-    """Whether a chunk may have so many elements."""
-    return LEAST_CHUNK <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0
 
 
 def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
@@ -129,7 +118,7 @@ def params_of(tensor: Tensor) -> ExactParams:
     version, chunk, name = (stated.get(key) for key in ("codec_version", "chunk", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and is_chunk(chunk)
     known = isinstance(name, str) and is_coded(name) and name == tensor.dtype
-    if not (whole and known and version in (VERSION, LATER) and not isinstance(version, bool)):
+    if not (whole and known and is_version(version)):
         raise CodecError(
             "delta_exact.params",
             f"expected codec_version {VERSION} or {LATER}, dtype {tensor.dtype}, and a chunk that is a power of two "

@@ -11,16 +11,13 @@ import numpy as np
 
 from ingot.codecs.base import Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
+from ingot.codecs.chunks import LEAST_CHUNK, MOST_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
-    LEAST_CHUNK,
     LEVELS,
-    MOST_CHUNK,
-    STEP,
     EntropyParams,
     as_words,
     check_sizes,
     decode_chunks,
-    is_chunk,
     is_coded,
     params_of,
 )

@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import cast_into
+from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.tensor import Array, Tensor
 
-VERSION = 1
-LATER = 2  # chunks of level max may be coded by rANS, which chunks of so many elements and more are
-RANS_CHUNK = 1 << 16
 LEVELS = ("fast", "max")
-LEAST_CHUNK, MOST_CHUNK = 1 << 8, 1 << 20
-# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
-STEP = 1 << 20
 
 _RULES = {1: "float_entropy.chunk", 2: "float_entropy.table", 3: "float_entropy.stream"}
 _WORDS = {
@@ -53,9 +48,8 @@ class EntropyParams:
 
     def attributes(self, size: int) -> dict[str, Any]:
         """Return the JSON-able attributes that ``params_of`` takes back, of a tensor of ``size`` elements."""
-        later = self.level == "max" and min(self.chunk, size) >= RANS_CHUNK
         return {
-            "codec_version": LATER if later else VERSION,
+            "codec_version": version_for(self.chunk, size, rans=self.level == "max"),
             "level": self.level,
             "chunk": self.chunk,
             "dtype": self.dtype,
@@ -79,13 +73,7 @@ def params_of(tensor: Tensor) -> EntropyParams:
     stated = tensor.params
     version, chunk, level, name = (stated.get(key) for key in ("codec_version", "chunk", "level", "dtype"))
     whole = isinstance(chunk, int) and not isinstance(chunk, bool) and isinstance(name, str)
-    if not (
-        whole
-        and version in (VERSION, LATER)
-        and not isinstance(version, bool)
-        and level in LEVELS
-        and is_coded(str(name))
-    ):
+    if not (whole and is_version(version) and level in LEVELS and is_coded(str(name))):
         raise _bad_params(
             tensor, f"codec_version {VERSION} or {LATER}, level {' or '.join(LEVELS)}, a chunk and the dtype of a float"
         )
@@ -95,11 +83,6 @@ def params_of(tensor: Tensor) -> EntropyParams:
     if params.dtype != tensor.dtype:
         raise _bad_params(tensor, f"dtype {tensor.dtype}")
     return params
-
-
-def is_chunk(chunk: int) -> bool:
-    """Whether a chunk may have so many elements."""
-    return LEAST_CHUNK <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0
 
 
 def _bad_params(tensor: Tensor, expected: str) -> CodecError:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.chunks import STEP
 from ingot.codecs.delta.exact import ID as DELTA
 from ingot.codecs.delta.exact_chunks import is_coded as has_delta
 from ingot.codecs.delta.exact_chunks import pack, params_for
 from ingot.codecs.lossless.float_entropy import EntropyCodec
-from ingot.codecs.lossless.float_entropy_rows import STEP
 from ingot.codecs.lossless.float_entropy_rows import is_coded as has_entropy
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
