@@ -33,7 +33,14 @@ struct CodeOrder {
 
   explicit CodeOrder(const Lengths& lengths) {
     std::uint16_t counts[kLimit + 1] = {}, next[kLimit + 1];
-    for (std::size_t value = 0; value < 256; ++value) ++counts[lengths.of[value]];
+    const auto each = [&lengths](auto call) {  // of the values that occur, which are few and near
+      for (std::size_t from = 0; from < 256; from += 8) {
+        if (!load_le<std::uint64_t>(lengths.of + from)) continue;
+        for (std::size_t value = from; value < from + 8; ++value)
+          if (lengths.of[value]) call(value, lengths.of[value]);
+      }
+    };
+    each([&](std::size_t, std::size_t length) { ++counts[length]; });
     first[1] = start[1] = 0;
     shortest = kLimit;
     longest = 1;
@@ -45,8 +52,7 @@ struct CodeOrder {
       if (length < shortest) shortest = length;
       longest = length;
     }
-    for (std::size_t value = 0; value < 256; ++value)
-      if (lengths.of[value]) values[next[lengths.of[value]]++] = static_cast<Byte>(value);
+    each([&](std::size_t value, std::size_t length) { values[next[length]++] = static_cast<Byte>(value); });
   }
 
   // The value whose code is longer than a window, and its length, from the next bits.

@@ -215,6 +215,22 @@ def test_uneven_streams_come_back_and_are_the_same_everywhere(count: int, max: b
         assert out.tobytes() == words.tobytes(), name
 
 
+@pytest.mark.parametrize("count", [1, 31, 63, 64, 65, 127, 128, 129, 200, 4099])
+@pytest.mark.parametrize("name", ["gauss bf16", "any bits"])
+def test_two_planes_are_joined_wherever_results_lie(name: str, count: int) -> None:
+    """Results begin at any element of a line; planes are raw or coded; beside results nothing is written."""
+    words = sources(count)[name].view(np.uint16)
+    sizes, planes = encode(words, 1 << 13, max=False)
+    for offset in range(32):
+        room = np.full(words.size + 128, 0x5A5A, np.uint16)
+        start = -(room.ctypes.data // 2) % 32 + offset
+        out = room[start : start + words.size]
+        assert native.kernels.entropy_decode(planes, sizes, 1 << 13, out) == (0, sizes.size)
+        assert (out == words).all()
+        assert (room[:start] == 0x5A5A).all()
+        assert (room[start + words.size :] == 0x5A5A).all()
+
+
 @pytest.mark.parametrize("max", LEVELS)
 @pytest.mark.parametrize("name", ["bf16", "f32", "f8_e4m3fn"])
 def test_results_that_go_past_the_caches_are_whole_wherever_they_lie(name: str, max: bool) -> None:
