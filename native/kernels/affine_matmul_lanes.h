@@ -10,8 +10,8 @@
 
 #include "core/matmul.h"
 #include "kernels/bits.h"
+#include "kernels/float_vectors.h"
 #include "kernels/floats.h"
-#include "kernels/vectors.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -22,19 +22,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-using Floats = float __attribute__((vector_size(kVectorBytes)));
 using Words = std::uint32_t __attribute__((vector_size(kVectorBytes)));
 
-constexpr std::size_t kWidth = kVectorBytes / 4;   // lanes of one vector
 constexpr std::size_t kVectors = kLanes / kWidth;  // vectors of all lanes
-
-inline Floats load_floats(const float* from) {
-  Floats value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-inline void store_floats(float* to, const Floats& value) { std::memcpy(to, &value, sizeof value); }
 
 inline Words load_words(const std::uint8_t* from) {
   Words value;
@@ -61,17 +51,6 @@ inline void store_values(const float* from, std::size_t count, const MatmulOutpu
     default:
       return store_block<Dtype::f32>(from, count, static_cast<float*>(out.values) + first);
   }
-}
-
-// Without an addition, which `Floats{} + value` would be.
-inline Floats splat(float value) {
-#if defined(__AVX512F__)
-  return _mm512_set1_ps(value);
-#elif defined(__AVX__)
-  return _mm256_set1_ps(value);
-#else
-  return Floats{value, value, value, value};
-#endif
 }
 
 // a * b + c in one instruction where there is one: the bits of two where the product is exact.

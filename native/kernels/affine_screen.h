@@ -27,8 +27,8 @@ template <bool kOffset>
 class Side {
  public:
   Side(const Grids& grids, std::size_t first)
-      : scale(load(grids.scale + first)), by(1.0F / scale), offset(load(grids.offset + first)),
-        low_(load(grids.low + first) + kRound), high_(load(grids.high + first) + kRound) {}
+      : scale(load_floats(grids.scale + first)), by(1.0F / scale), offset(load_floats(grids.offset + first)),
+        low_(load_floats(grids.low + first) + kRound), high_(load_floats(grids.high + first) + kRound) {}
 
   // A block of values at most.
   void add(const float* values, std::size_t n) {
@@ -45,7 +45,7 @@ class Side {
  private:
   // Floats about kRound are integers. Whether a product is rounded before something is added is all one here.
   Floats add(Floats sum, float value) const {
-    const Floats from = kOffset ? copies(value) - offset : copies(value);
+    const Floats from = kOffset ? splat(value) - offset : splat(value);
     const Floats level = smaller(larger(plus_product<true>(all(kRound), from, by), low_), high_) - kRound;
     const Floats left = plus_product<true>(level, from, -by);
     return plus_product<true>(sum, left, left);

@@ -96,7 +96,7 @@ class Trial {
       if (n_ > kBlock) load(start, size);
       for (std::size_t i = 0; i < size; i += kLanes)
         for (std::size_t part = 0; part < kParts; ++part) {
-          const Floats value = ingot::INGOT_ISA::load(block_ + i + part * kWidth);
+          const Floats value = ingot::INGOT_ISA::load_floats(block_ + i + part * kWidth);
           const Floats level = nearest_level<kDivide>(kOffset ? value - offset : value, low, high, by, far);
           Floats error = value - (kOffset ? scale * level + offset : scale * level);
           if (kOffset && i + kLanes > size) error = only(error, size - i, part);

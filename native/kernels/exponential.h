@@ -7,14 +7,10 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The second where either is NaN, as x86's own instruction.
-inline Floats larger_of(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats smaller_of(Floats a, Floats b) { return a < b ? a : b; }
-
 // By the polynomial of Cephes' expf (Moshier): x = n ln 2 + r. Below -87 it is that of -87, above 88 that of 88; of NaN, NaN.
 inline Floats exponential(Floats x) {
   constexpr float kRound = 0x1.8p23f;  // adding it rounds to a whole number
-  x = smaller_of(splat(88.0f), larger_of(splat(-87.0f), x));
+  x = smaller(splat(88.0f), larger(splat(-87.0f), x));  // the second where either is NaN
   const Floats n = (x * splat(1.44269504088896341f) + splat(kRound)) - splat(kRound);
   const Floats r = (x - n * splat(0.693359375f)) - n * splat(-2.12194440e-4f);
   Floats p = splat(1.9875691500e-4f);

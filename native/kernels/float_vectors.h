@@ -15,15 +15,15 @@ using Floats = float __attribute__((vector_size(kVectorBytes)));
 
 constexpr std::size_t kWidth = kVectorBytes / sizeof(float);
 
-inline Floats load(const float* from) {
+inline Floats load_floats(const float* from) {
   Floats found;
   std::memcpy(&found, from, sizeof found);
   return found;
 }
-inline void store(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
+inline void store_floats(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
 inline Floats all(float what) { return Floats{} + what; }
 // The same, but that -0 stays what it is: a move, where that is an addition.
-inline Floats copies(float what) {
+inline Floats splat(float what) {
 #if defined(__AVX512F__)
   return _mm512_set1_ps(what);
 #elif defined(__AVX__)
@@ -32,7 +32,8 @@ inline Floats copies(float what) {
   return Floats{what, what, what, what};
 #endif
 }
-// Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction.
+// Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction. The second where either
+// is NaN.
 #if defined(__AVX512F__)
 inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_maskz_min_ps(0xffff, a, b); }
@@ -80,7 +81,7 @@ inline float least_of(Floats a) {
   return _mm512_reduce_min_ps(a);
 #else
   alignas(kVectorBytes) float lanes[kWidth];
-  store(lanes, a);
+  store_floats(lanes, a);
   for (std::size_t width = kWidth / 2; width; width /= 2)
     for (std::size_t lane = 0; lane < width; ++lane)
       lanes[lane] = lanes[lane] < lanes[lane + width] ? lanes[lane] : lanes[lane + width];

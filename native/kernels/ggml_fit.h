@@ -98,7 +98,7 @@ void fit_scales(const Weights& tile, Lanes& scale) {
       fit.attempt(grids);
     }
     for (int k = 0; k < kRounds; ++k) fit.attempt(typename Fit::template Grids<1>{{inverse(fit.scale)}, {fit.scale}});
-    store(scale.of + c, nothing ? Floats{} : fit.scale);
+    store_floats(scale.of + c, nothing ? Floats{} : fit.scale);
   }
 }
 
@@ -199,7 +199,7 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     const auto flat = high - low < kTiny;
     const Floats range = flat ? all(1) : high - low, id = 1.0f / range;
     using Fit = AffineFit<typename Type::Level, Type::kBelow, Weights>;
-    Fit fit{tile, c, load(weight.of + c), low, high};
+    Fit fit{tile, c, load_floats(weight.of + c), low, high};
     constexpr std::size_t starts = std::size(Type::kStarts);
     for (std::size_t first = 0; first < starts; first += kTogether) {
       typename Fit::template Grids<kTogether> grids;
@@ -214,8 +214,8 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     }
     for (int k = 0; k < kRounds; ++k)
       fit.attempt(typename Fit::template Grids<1>{{fit.offset}, {inverse(fit.scale)}, {fit.scale}});
-    store(scale.of + c, flat ? Floats{} : fit.scale);
-    store(offset.of + c, flat ? low + 0.0f : fit.offset);  // no minus zero
+    store_floats(scale.of + c, flat ? Floats{} : fit.scale);
+    store_floats(offset.of + c, flat ? low + 0.0f : fit.offset);  // no minus zero
   }
 }
 

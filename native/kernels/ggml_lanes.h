@@ -142,9 +142,9 @@ struct Tile {
   alignas(64) float x[kN][kLanes];
   alignas(64) float w[kWeighted ? kN : 1][kLanes];
 
-  Floats value(std::size_t j, std::size_t c) const { return load(x[j] + c); }
+  Floats value(std::size_t j, std::size_t c) const { return load_floats(x[j] + c); }
   Floats weighed(Floats what, std::size_t j, std::size_t c) const {
-    if constexpr (kWeighted) return load(w[j] + c) * what;
+    if constexpr (kWeighted) return load_floats(w[j] + c) * what;
     return what;
   }
 };
@@ -158,7 +158,7 @@ struct Sums {
 template <class Level, class Weights>
 void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums& out) {
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    const Floats s = load(scale.of + c), off = load(offset.of + c), id = inverse(s);
+    const Floats s = load_floats(scale.of + c), off = load_floats(offset.of + c), id = inverse(s);
     Floats error{}, sum{}, squares{}, products{};
     for (std::size_t j = 0; j < Weights::kCount; ++j) {
       const Floats x = tile.value(j, c), q = Level::nearest((x - off) * id), wq = tile.weighed(q, j, c);
@@ -168,10 +168,10 @@ void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums&
       squares = plus_product<Weights::kWhole>(squares, q, wq);
       products += x * wq;
     }
-    store(out.error.of + c, error);
-    store(out.q.of + c, sum);
-    store(out.qq.of + c, squares);
-    store(out.xq.of + c, products);
+    store_floats(out.error.of + c, error);
+    store_floats(out.q.of + c, sum);
+    store_floats(out.qq.of + c, squares);
+    store_floats(out.xq.of + c, products);
   }
 }
 
@@ -181,7 +181,7 @@ void codes_of(const Weights& tile, const Lanes& scale, const Lanes& offset, Byte
   constexpr std::size_t count = Weights::kCount / 4;
   alignas(64) std::int32_t words[count][kLanes];
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    const Floats off = load(offset.of + c), id = inverse(load(scale.of + c));
+    const Floats off = load_floats(offset.of + c), id = inverse(load_floats(scale.of + c));
     for (std::size_t j = 0; j < count; ++j) {
       Ints word{};
 #pragma GCC unroll 4

@@ -32,7 +32,7 @@ void bring_near(Tile& tile, Powers& powers) {
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
     Floats found{};
     for (std::size_t j = 0; j < Tile::kCount; ++j) found = larger(magnitude(tile.value(j, c)), found);
-    store(most.of + c, found);
+    store_floats(most.of + c, found);
   }
   if constexpr (kGroups > 1)
     for (std::size_t block = 0; block < kLanes; block += kGroups) {
@@ -58,8 +58,8 @@ void sum_up(const Tile& tile, Lanes& weight, Lanes& total) {
       ones += tile.weighed(all(1), j, c);
       values += tile.weighed(tile.value(j, c), j, c);
     }
-    store(weight.of + c, ones);
-    store(total.of + c, values);
+    store_floats(weight.of + c, ones);
+    store_floats(total.of + c, values);
   }
 }
 

@@ -87,13 +87,13 @@ class Grid {
   };
 
   void lay_axes(const float* points, std::size_t n, std::size_t k) {
-    Floats least = load(points), most = least;
+    Floats least = load_floats(points), most = least;
     for (std::size_t i = 0; i + kWidth <= 2 * n; i += kWidth) {
-      least = smaller(least, load(points + i));
-      most = larger(most, load(points + i));
+      least = smaller(least, load_floats(points + i));
+      most = larger(most, load_floats(points + i));
     }
-    least = smaller(least, load(points + 2 * n - kWidth));
-    most = larger(most, load(points + 2 * n - kWidth));
+    least = smaller(least, load_floats(points + 2 * n - kWidth));
+    most = larger(most, load_floats(points + 2 * n - kWidth));
     for (std::size_t v = 0; v < 2; ++v) {
       float first = least[v], last = most[v], from = centroids_[v], to = from;
       for (std::size_t i = v; i < kWidth; i += 2) {

@@ -34,9 +34,9 @@ class Tables {
       const Floats away = column(points, v) - look_up(places_[v], code);
       distance = v ? distance + away * away : away * away;
     }
-    const Floats low = (load(bounds) - moved) * kLess, guard = look_up(guards_, code), zero{};
-    store(bounds, larger(low, zero));
-    store(distances, distance);
+    const Floats low = (load_floats(bounds) - moved) * kLess, guard = look_up(guards_, code), zero{};
+    store_floats(bounds, larger(low, zero));
+    store_floats(distances, distance);
     const Floats room = larger(low, guard);
     return _mm512_cmp_ps_mask(room * room, distance * kRoom + kTiny, _CMP_GT_OQ);
   }
@@ -44,17 +44,17 @@ class Tables {
   // Number `v` of each point.
   static Floats column(const float* points, int v) {
     const __m512i from = _mm512_add_epi32(_mm512_mullo_epi32(numbers_of_lanes(), _mm512_set1_epi32(kSize)), _mm512_set1_epi32(v));
-    const Floats first = _mm512_permutex2var_ps(load(points), from, load(points + kWidth));
+    const Floats first = _mm512_permutex2var_ps(load_floats(points), from, load_floats(points + kWidth));
     if constexpr (kSize == 2) return first;
-    const Floats second = _mm512_permutex2var_ps(load(points + 2 * kWidth), from, load(points + 3 * kWidth));
+    const Floats second = _mm512_permutex2var_ps(load_floats(points + 2 * kWidth), from, load_floats(points + 3 * kWidth));
     return _mm512_mask_mov_ps(first, 0xff00, second);  // places count modulo two registers
   }
 
  private:
   Floats look_up(const float* table, __m512i code) const {
-    const Floats low = _mm512_permutex2var_ps(load(table), code, load(table + kWidth));
+    const Floats low = _mm512_permutex2var_ps(load_floats(table), code, load_floats(table + kWidth));
     if (few_) return low;
-    const Floats high = _mm512_permutex2var_ps(load(table + 2 * kWidth), code, load(table + 3 * kWidth));
+    const Floats high = _mm512_permutex2var_ps(load_floats(table + 2 * kWidth), code, load_floats(table + 3 * kWidth));
     return _mm512_mask_mov_ps(low, _mm512_test_epi32_mask(code, _mm512_set1_epi32(2 * kWidth)), high);
   }
 

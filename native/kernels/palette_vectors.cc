@@ -189,7 +189,7 @@ class Nearest {
         __m512i which;
         Floats distance;
         const __mmask16 left = grid_.pass(points + done * kSize, &which, &distance);
-        store(chunk_.distance + done, distance);
+        store_floats(chunk_.distance + done, distance);
         auto* const at = reinterpret_cast<__m128i*>(codes + done);
         const __m512i before = _mm512_cvtepu8_epi32(_mm_loadu_si128(at));
         const __mmask16 other = _mm512_mask_cmpneq_epi32_mask(static_cast<__mmask16>(~left), which, before);
