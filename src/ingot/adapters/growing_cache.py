@@ -58,6 +58,8 @@ def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> 
     layer = layer_of(cache, index)
     room = room_in(layer, keys.shape, keys.dtype) if keys.shape == values.shape and keys.dtype == values.dtype else None
     if room is None:
+        if layer is not None:
+            vars(layer).pop(_NAME, None)  # it would keep alive what the layer leaves
         found: tuple[torch.Tensor, torch.Tensor] = cache.update(keys, values, index)
         return found
     room.append(layer, keys, values)

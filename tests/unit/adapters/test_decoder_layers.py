@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,16 @@ def test_a_cache_of_inference_goes_on_outside_of_it() -> None:
     with torch.no_grad():
         keys, _ = append(cache, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
     assert keys.shape[2] == 5
+
+
+def test_a_cache_that_begins_again_leaves_its_room() -> None:
+    cache = filled(5)
+    append(cache, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
+    left = weakref.ref(cache.layers[0].ingot_room.keys)
+    cache.reset()
+    keys, _ = append(cache, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)
+    assert keys.shape[2] == 3
+    assert left() is None
 
 
 def test_other_caches_do_as_they_do() -> None:
