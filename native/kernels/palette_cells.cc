@@ -86,14 +86,14 @@ class Cells {
     const std::size_t all_of_them = to_.n * kNumbers;
     float least[kWidth], most[kWidth];  // number i % size of every so many points
     for (std::size_t i = 0; i < kWidth; ++i) least[i] = most[i] = points_[i % kNumbers];
-    Floats low = load(least), high = load(most);
+    Floats low = load_floats(least), high = load_floats(most);
     std::size_t done = 0;
     for (; done + kWidth <= all_of_them; done += kWidth) {
-      low = smaller(low, load(points_ + done));
-      high = larger(high, load(points_ + done));
+      low = smaller(low, load_floats(points_ + done));
+      high = larger(high, load_floats(points_ + done));
     }
-    store(least, low);
-    store(most, high);
+    store_floats(least, low);
+    store_floats(most, high);
     for (std::size_t i = 0; done + i < all_of_them; ++i) {
       least[i] = std::min(least[i], points_[done + i]);
       most[i] = std::max(most[i], points_[done + i]);

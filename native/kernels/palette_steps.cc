@@ -63,8 +63,8 @@ class Step {
   void among(const std::uint8_t* some, std::size_t count, std::size_t box, Lists& lists) const {
     Floats middle[kNumbers], half[kNumbers], nearest[kNumbers], least = all(std::numeric_limits<float>::infinity()), room{};
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      middle[v] = load(at_.boxes + 2 * v * row_ + box);
-      half[v] = load(at_.boxes + (2 * v + 1) * row_ + box);
+      middle[v] = load_floats(at_.boxes + 2 * v * row_ + box);
+      half[v] = load_floats(at_.boxes + (2 * v + 1) * row_ + box);
       nearest[v] = Floats{};
       room += half[v] * half[v];
     }
@@ -112,7 +112,7 @@ class Step {
     const bool fresh = owner >= k_ && owner != kMixed;
     for (std::size_t i = from; i < to; i += kWidth) {
       Floats point[kNumbers], least = all(std::numeric_limits<float>::infinity());
-      for (std::size_t v = 0; v < kNumbers; ++v) point[v] = load(at_.columns + v * at_.stride() + i);
+      for (std::size_t v = 0; v < kNumbers; ++v) point[v] = load_floats(at_.columns + v * at_.stride() + i);
       Ints which = Ints{} + some[0];
       for (std::size_t j = 0; j < count; ++j) {
         const Floats distance = squared(point, centroids_ + some[j] * kNumbers);
