@@ -13,7 +13,7 @@ import numpy as np
 from ingot.codecs.cast import flat
 from ingot.codecs.reach import Reach
 from ingot.core import native
-from ingot.core.buffers import scratch
+from ingot.core.buffers import HUGE, enter, scratch
 from ingot.core.dtypes import STORAGE_DTYPES, dtype
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UnsupportedError, UsageError
@@ -22,6 +22,8 @@ from ingot.model.tensor import Array, Tensor
 
 # Elements that a reader decodes at a time: what it needs beside them stays in the second-level cache.
 PIECE = 1 << 18
+# Elements that are added at a time: nothing but their codes is read between.
+_ADDED = 1 << 20
 
 
 def scale_reach() -> Reach:
@@ -291,8 +293,11 @@ class AddsByPieces(ABC):
     def _run(self, base: Array, out: Array, back: Array | None, *, less: bool) -> None:
         if not out.size:
             return
-        step = max(1, PIECE // out.shape[-1]) * out.shape[-1] if self.by_rows else PIECE
+        step = max(1, _ADDED // out.shape[-1]) * out.shape[-1] if self.by_rows else _ADDED
         first, two, three = base.reshape(-1), flat(out), None if back is None else flat(back)
+        begun = [array for array in (two, three) if array is not None and array.ctypes.data != first.ctypes.data]
         for start in range(0, out.size, step):
             piece = slice(start, start + step)
+            for array in begun:  # what comes next is written next: so a page that is begun is cleared whole
+                enter(array[start:], step * array.itemsize + HUGE)
             self.add(Addition(first[piece], two[piece], None if three is None else three[piece], less))

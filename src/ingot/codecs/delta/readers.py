@@ -11,7 +11,9 @@ from ingot.codecs.delta.flat import PIECE
 from ingot.core import native
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import as_bits, float_name, written
+from ingot.core.parallel import go_on
 from ingot.errors import CodecError
+from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
@@ -33,9 +35,13 @@ class Values:
     def next(self, count: int) -> Array:
         """Return the next ``count`` elements."""
         raw = np.empty(count * numpy_dtype(self._dtype).itemsize, np.uint8)
-        self._reader.readinto(raw.data)
-        self.left -= count
+        self.read_into(raw)
         return from_file(raw, self._dtype)
+
+    def read_into(self, out: Array) -> None:
+        """Read the bytes of the next elements, as many as ``out`` holds."""
+        self._reader.readinto(out.data)
+        self.left -= out.nbytes // numpy_dtype(self._dtype).itemsize
 
     def skip(self, count: int) -> None:
         """Pass over the next ``count`` elements."""
@@ -49,38 +55,6 @@ class Values:
         self._reader.finish()
 
 
-class Codes:
-    """Sequential reading of codes of 1 or 4 bits that follow each other without regard to bytes, high bits first."""
-
-    def __init__(self, part: Part, bits: int) -> None:
-        self._bytes, self._per_byte = Values(part), 8 // bits
-        self._position = 0
-        self._carried = np.empty(0, np.uint8)
-
-    def next(self, count: int) -> tuple[Array, int]:
-        """Return bytes that hold the next ``count`` codes, and how many codes of their first byte come before them."""
-        first = self._position % self._per_byte
-        size = -(-(first + count) // self._per_byte)
-        fresh = self._bytes.next(size - self._carried.size) if size > self._carried.size else None
-        packed = self._carried if fresh is None else np.concatenate([self._carried, fresh])
-        self._position += count
-        if count:
-            self._carried = packed[-1:] if self._position % self._per_byte else packed[:0]
-        return packed, first
-
-    def skip(self, count: int) -> None:
-        """Pass over the next ``count`` codes; the byte in which they end is read."""
-        stop = self._position + count
-        seen = -(-self._position // self._per_byte)  # bytes that were read
-        if stop // self._per_byte >= seen:
-            self._bytes.skip(stop // self._per_byte - seen)
-            self._carried = self._bytes.next(1 if stop % self._per_byte else 0)
-        self._position = stop
-
-    def finish(self) -> None:
-        self._bytes.finish()
-
-
 class Held:
     """``Values`` of an array in memory."""
 
@@ -92,6 +66,7 @@ class Held:
         return self._array.size
 
     def next(self, count: int) -> Array:
+        go_on()
         values, self._array = self._array[:count], self._array[count:]
         return values
 
@@ -100,6 +75,68 @@ class Held:
 
     def finish(self) -> None:
         """Length and digest were checked when the array was read."""
+
+
+def values_of(part: Part) -> Values | Held:
+    """Return a reader of a part's elements, which may be read only."""
+    lying = _lying(part)
+    return Values(part) if lying is None else Held(lying)
+
+
+def _lying(part: Part) -> Array | None:
+    """Return a part's elements where they lie in memory and no digest is to be checked: they need no copy.
+
+    Another thread may write there meanwhile, so nothing may rest on what was found before.
+    """
+    if part.encoding != "raw" or not isinstance(part.source, MemorySource) or (part.verify and part.digest is not None):
+        return None
+    array: Array = part.array()
+    return array if array.flags.aligned else None
+
+
+class Codes:
+    """Sequential reading of codes of 1 or 4 bits that follow each other without regard to bytes, high bits first."""
+
+    def __init__(self, part: Part, bits: int) -> None:
+        self._bytes, self._lying, self._per_byte = Values(part), _lying(part), 8 // bits
+        self._position = 0
+        self._carried = 0  # the byte that was begun
+        self._buffer = np.empty(0, np.uint8)
+
+    def next(self, count: int) -> tuple[Array, int]:
+        """Return bytes that hold the next ``count`` codes, and how many codes of their first byte come before them.
+
+        They are these until the next call, and may be read only.
+        """
+        byte, first = divmod(self._position, self._per_byte)
+        size = -(-(first + count) // self._per_byte)
+        self._position += count
+        if self._lying is not None:
+            go_on()
+            return self._lying[byte : byte + size], first
+        if size > self._buffer.size:  # one for all: fresh pages cost more than reading
+            self._buffer = np.empty(size + 1, np.uint8)
+        packed, begun = self._buffer[:size], 1 if first else 0
+        packed[:begun] = self._carried
+        if size > begun:
+            self._bytes.read_into(packed[begun:])
+        if size:
+            self._carried = int(packed[-1])
+        return packed, first
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` codes; the byte in which they end is read."""
+        stop = self._position + count
+        seen = -(-self._position // self._per_byte)  # bytes that were read
+        if stop // self._per_byte >= seen and self._lying is None:
+            self._bytes.skip(stop // self._per_byte - seen)
+            if stop % self._per_byte:
+                self._carried = int(self._bytes.next(1)[0])
+        self._position = stop
+
+    def finish(self) -> None:
+        if self._lying is None:
+            self._bytes.finish()
 
 
 class Placed:
@@ -171,11 +208,14 @@ class Placed:
 
 def _ascending(positions: Part, values: Part, size: int) -> tuple[Values | Held, Values | Held]:
     """Return readers of positions, in ascending order, and of their values."""
+    lying = _lying(positions)
+    if lying is not None and lying.dtype == np.int64 and native.kernels.first_unordered(lying, -1, size) == lying.size:
+        return Held(lying), values_of(values)
     if positions.nbytes > _HELD and _ascends(positions, size):
         return Values(positions), Values(values)
     at = _whole(positions)
     if positions.nbytes <= _HELD and bool((at[1:] > at[:-1]).all()):
-        return Held(at), Values(values)
+        return Held(at), values_of(values)
     order = np.argsort(at, kind="stable")
     return Held(at[order]), Held(_whole(values)[order])
 
