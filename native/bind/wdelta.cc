@@ -17,11 +17,12 @@ int width_of(const OutArray& out, const InArray& like) {
   return width;
 }
 
-std::size_t keep_largest(const Floats& values, const OutPositions& positions, const OutFloats& kept) {
-  require(kept.size() == positions.size(), "expected as many positions as values");
-  require(kept.size() >= 1 && kept.size() <= values.size(), "expected to keep between one value and all");
+std::int32_t top_prune(const OutPositions& positions, const OutFloats& values, std::size_t count) {
+  require(values.size() == positions.size(), "expected as many positions as values");
+  require(count >= 1 && count <= values.size(), "expected to keep between one value and all");
+  require(apart(positions, values), "expected positions and values apart");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(top_select)(values.data(), values.size(), kept.size(), positions.data(), kept.data());
+  return INGOT_KERNEL(top_prune)(positions.data(), values.data(), values.size(), count);
 }
 
 std::tuple<std::size_t, float, float> top_of(const InArray& tuned, const Base& base, std::string_view dtype,
@@ -109,14 +110,15 @@ std::size_t first_unordered(const Positions& positions, std::int64_t last, std::
 }  // namespace
 
 void bind_wdelta(nb::module_& m) {
-  define(m, "top_select", &keep_largest, nb::arg("values"), nb::arg("positions"), nb::arg("kept"),
-        "Keep the values of the largest magnitudes, as many as there is room for, of equal ones the first; returns the "
-        "index of the first NaN or infinity or the number of values.");
+  define(m, "top_prune", &top_prune, nb::arg("positions"), nb::arg("values"), nb::arg("count"),
+        "Move the `count` values of the largest magnitudes, of equal ones the first, and their positions to the beginning, "
+        "in their order; returns the least of these magnitudes as bits.");
   define(m, "range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
         "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
   define(m, "top_of", &top_of, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("positions"), nb::arg("kept"),
-        "As top_select, of tuned - base in f32 (of f32 differences without a base); returns that index, and the least and "
-        "the largest of the rest, (inf, -inf) where there is none. Of zeros of both signs either may come.");
+        "Keep of tuned - base in f32 (of f32 differences without a base) those of the largest magnitudes, as many as there is "
+        "room for, of equal ones the first; returns the index of the first NaN or infinity or their number, and the least "
+        "and the largest of the rest, (inf, -inf) where there is none. Of zeros of both signs either may come.");
   define(m, "top_collect", &top_collect, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("bound"),
         nb::arg("offset"), nb::arg("positions"), nb::arg("kept"),
         "Write differences whose magnitude as bits is above `bound`, and their positions from `offset` on; returns how many "

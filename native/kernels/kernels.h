@@ -75,7 +75,7 @@
   std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
   TopFound top_collect(const Differences& of, const TopPlaces& to);                                                   \
   TopFound top_of(const Differences& of, std::size_t k, std::int64_t* positions, float* values);                      \
-  std::size_t top_select(const float* in, std::size_t n, std::size_t k, std::int64_t* positions, float* values);      \
+  std::int32_t top_prune(std::int64_t* positions, float* values, std::size_t n, std::size_t k);                       \
   void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts);                                \
   void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const void* tables, std::size_t n,         \
                       void* out, std::size_t width);                                                                  \

@@ -106,7 +106,7 @@ def test_the_largest_are_selected(size: int, seed: int, kind: str) -> None:
     }[kind]().astype(np.float32)
     count = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else 1 + size // 50
     positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
-    assert native.kernels.top_select(flat, positions, kept) == size
+    assert native.kernels.top_of(flat, None, "f32", positions, kept)[0] == size
     expected = np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
     assert np.array_equal(positions, expected)
     assert np.array_equal(kept, flat[expected])

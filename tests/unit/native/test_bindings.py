@@ -95,8 +95,8 @@ def shifted(size: int, kind: Any) -> Array:
 ONES, NOWHERE = np.ones(8, np.float32), np.empty(0, np.int64)
 WRITERS: dict[str, Callable[[Callable[[int, Any], Array]], Any]] = {
     "cast": lambda out: kernels.cast(ONES, "f32", out(8, np.float32), "f32"),
-    "top_select": lambda out: kernels.top_select(ONES, out(2, np.int64), np.zeros(2, np.float32)),
-    "top_select-kept": lambda out: kernels.top_select(ONES, np.zeros(2, np.int64), out(2, np.float32)),
+    "top_prune": lambda out: kernels.top_prune(out(8, np.int64), np.zeros(8, np.float32), 2),
+    "top_prune-values": lambda out: kernels.top_prune(np.zeros(8, np.int64), out(8, np.float32), 2),
     "top_of": lambda out: kernels.top_of(ONES, None, "f32", out(2, np.int64), np.zeros(2, np.float32)),
     "top_of-kept": lambda out: kernels.top_of(ONES, ONES, "f32", np.zeros(2, np.int64), out(2, np.float32)),
     "top_collect": lambda out: kernels.top_collect(

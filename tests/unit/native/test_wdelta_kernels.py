@@ -36,10 +36,11 @@ def test_select(size: int, share: float) -> None:
     values[::3] = np.round(values[::3], 2)  # equal magnitudes of both signs
     count = max(1, int(size * share))
     positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
-    assert K.top_select(values, positions, kept) == size
-    expected = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    assert K.top_of(values, None, "f32", positions, kept)[0] == size
+    expected = largest_of(values, count)
     assert np.array_equal(positions, expected)
     assert np.array_equal(kept.view(np.uint32), values[expected].view(np.uint32))
+    assert_pruned(values, count)
 
 
 @pytest.mark.parametrize("levels", [1, 3, 40])
@@ -53,10 +54,40 @@ def test_select_of_many_equal_magnitudes(levels: int, share: float, top: int) ->
     values[-1] = -8
     count = int(values.size * share)
     positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
-    assert K.top_select(values, positions, kept) == values.size
-    expected = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    assert K.top_of(values, None, "f32", positions, kept)[0] == values.size
+    expected = largest_of(values, count)
     assert np.array_equal(positions, expected)
     assert np.array_equal(kept.view(np.uint32), values[expected].view(np.uint32))
+    assert_pruned(values, count)
+
+
+def test_a_sample_that_misleads() -> None:
+    """The largest lie where no sample looks, or hardly any: what a bracket says is counted again."""
+    values = np.zeros(1 << 20, np.float32)
+    step = values.size // (1 << 15) | 1
+    seen = np.arange(1 << 15) * step % values.size
+    values[:] = normal(values.size)
+    values[seen] /= 64
+    for count in (1, 5000, values.size // 2, values.size - 1):
+        positions, kept = np.empty(count, np.int64), np.empty(count, np.float32)
+        assert K.top_of(values, None, "f32", positions, kept)[0] == values.size
+        assert np.array_equal(positions, largest_of(values, count))
+        assert np.array_equal(kept, values[positions])
+        assert_pruned(values, count)
+
+
+def largest_of(values: Array, count: int) -> Array:
+    return np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+
+
+def assert_pruned(values: Array, count: int) -> None:
+    """Among candidates whose positions are no ramp."""
+    positions, expected = 3 * np.arange(values.size, dtype=np.int64) + 5, largest_of(values, count)
+    at, what = positions.copy(), values.copy()
+    bound = K.top_prune(at, what, count)
+    assert np.array_equal(at[:count], positions[expected])
+    assert np.array_equal(what[:count].view(np.uint32), values[expected].view(np.uint32))
+    assert bound == np.abs(values[expected]).view(np.int32).min()
 
 
 @pytest.mark.parametrize("size", [1, 40, 400_000])
@@ -65,7 +96,7 @@ def test_select_finds_what_is_not_finite(size: int, value: float) -> None:
     values = normal(size)
     values[size // 2 :: 7] = value
     positions, kept = np.empty(1, np.int64), np.empty(1, np.float32)
-    assert K.top_select(values, positions, kept) == size // 2
+    assert K.top_of(values, None, "f32", positions, kept)[0] == size // 2
 
 
 def pair(differences: Array, dtype: str, seed: int = 7) -> tuple[Array, Array, Array]:
@@ -272,9 +303,9 @@ def test_first_unordered(size: int) -> None:
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
     [
-        ("top_select", (normal(3), np.empty(4, np.int64), np.empty(4, np.float32))),
-        ("top_select", (normal(3), np.empty(0, np.int64), np.empty(0, np.float32))),
-        ("top_select", (normal(3), np.empty(2, np.int64), np.empty(1, np.float32))),
+        ("top_prune", (np.arange(3), normal(4), 2)),
+        ("top_prune", (np.arange(3), normal(3), 0)),
+        ("top_prune", (np.arange(3), normal(3), 4)),
         ("range_between", (normal(3), np.array([3]))),
         ("range_between", (normal(3), np.array([1, 1]))),
         ("int4_encode", (normal(3), None, "f32", None, np.array([-1]), 0.0, 1.0, 1.0, np.empty(1, np.uint8))),

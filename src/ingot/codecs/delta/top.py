@@ -49,7 +49,10 @@ class Passed(NamedTuple):
 
 
 class Rest:
-    """Learns of what is not among the largest; here nothing. ``ranges`` tells whether ranges must be exact."""
+    """Learns of what is not among the largest; here nothing.
+
+    ``ranges`` tells whether ranges must be exact, and what is let go of is told.
+    """
 
     ranges: ClassVar[bool] = False
 
@@ -186,11 +189,14 @@ class Largest:
         positions, values, count = self._positions[: self._filled], self._values[: self._filled], self._count
         if values.size <= count:
             return
+        if not self._rest.ranges:
+            self._bound = native.kernels.top_prune(positions, values, count)
+            self._filled = count
+            return
         places, kept = scratch((count,), np.int64), scratch((count,), np.float32)
         _, low, high = native.kernels.top_of(values, None, "f32", places, kept)
-        if self._rest.ranges:
-            low, high = Differences.given(values).range_without(places, low, high)
-        self._rest.evicted(positions, values, places, (low, high))
+        gone = Differences.given(values).range_without(places, low, high)
+        self._rest.evicted(positions, values, places, gone)
         values[:count] = kept
         for start in range(0, count, PIECE):  # places are never before where they go, so nothing is lost on the way
             stop = min(start + PIECE, count)
