@@ -10,7 +10,8 @@ import numpy as np
 
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES
+from ingot.core.buffers import scratch
+from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -35,6 +36,7 @@ LIGHT = 1 << 14
 _LITTLE = sys.byteorder == "little"
 _LOOK = 1 << 14  # elements of the first piece that is looked at, which does for nearly all weights
 _MOST = 1 << 18
+_LARGE = 1 << 23  # elements of a chunk that is compared with what memory is free before it is asked for
 
 
 def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]:
@@ -82,7 +84,9 @@ def at_once(tensor: Tensor, shape: tuple[int, ...]) -> Array | None:
 
 
 def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked: bool = False) -> Iterator[Array]:
-    """Yield the decoded values in fresh arrays of at most ``chunk_rows`` x columns, then check digests.
+    """Yield the decoded values in arrays of at most ``chunk_rows`` x columns, then check digests.
+
+    They are fresh, or of memory that the pipeline which runs used before and nobody holds any more.
 
     ``checked``: whoever asks knows the tensor to be in proportion (``model.limits``).
 
@@ -106,7 +110,9 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, chunk_rows):
         go_on()
-        out = empty((min(chunk_rows, rows - start), cols), tensor.dtype, tensor.name)
+        shape = (min(chunk_rows, rows - start), cols)
+        large = prod(shape) > _LARGE
+        out = empty(shape, tensor.dtype, tensor.name) if large else scratch(shape, numpy_dtype(tensor.dtype))
         reader.read_into(out)
         yield out
     reader.finish()

@@ -160,9 +160,12 @@ class Largest:
             start = stop
 
     def result(self) -> tuple[Array, Array]:
-        """Return positions and values, ascending, after the last value; not for a second time."""
+        """Return positions and values, ascending, after the last value; not for a second time.
+
+        They hold the memory of all candidates, which ``memory`` counts: fresh pages would cost more than they free.
+        """
         self._prune()
-        return self._positions[: self._count].copy(), self._values[: self._count].copy()
+        return self._positions[: self._count], self._values[: self._count]
 
     def _piece(self, of: Differences) -> None:
         found = self._collected(of)
