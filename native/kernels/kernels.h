@@ -58,6 +58,7 @@
                             Dtype type);                                                                              \
   std::size_t xxh3_stripes(std::uint64_t* lanes, const std::uint8_t* data, std::size_t count, std::size_t stripe);     \
   void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type);       \
+  double pair_error(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);                  \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \
   TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start,                    \
                           const TcaParts& parts);                                                                    \

@@ -39,7 +39,9 @@ void widen(const void* source, std::size_t start, std::size_t n, double* __restr
   }
 }
 
-// Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite.
+// Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite. Without kAll it
+// adds squared errors alone.
+template <bool kAll>
 bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
   Sums now = sums;
   Longs special{};
@@ -50,8 +52,9 @@ bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
       std::memcpy(&x, two + i + v * kWidth, sizeof x);
       const Doubles error = r - x, magnitude = error < 0 ? -error : error;
       special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
-      now.different[v] -= reinterpret_cast<Longs>(r) != reinterpret_cast<Longs>(x);
       now.squared_error[v] += error * error;
+      if constexpr (!kAll) continue;
+      now.different[v] -= reinterpret_cast<Longs>(r) != reinterpret_cast<Longs>(x);
       now.squared_reference[v] += r * r;
       now.squared_other[v] += x * x;
       now.dot[v] += r * x;
@@ -84,7 +87,7 @@ double fold(const Doubles* vectors) {
   return lanes[0];
 }
 
-template <Dtype kOne, Dtype kTwo>
+template <bool kAll, Dtype kOne, Dtype kTwo>
 PairStats measure(const void* reference, const void* other, std::size_t n) {
   PairStats stats{};
   Sums sums;
@@ -95,9 +98,9 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
     widen<kTwo>(other, start, count, two);
     stats.finite += count;
     for (; count % kLanes; ++count) one[count] = two[count] = 0;
-    if (!add(sums, one, two, count)) {
+    if (!add<kAll>(sums, one, two, count)) {
       set_aside(one, two, count, stats);
-      add(sums, one, two, count);
+      add<kAll>(sums, one, two, count);
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -112,33 +115,42 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
   return stats;
 }
 
-template <Dtype kOne>
+template <bool kAll, Dtype kOne>
 PairStats measure_to(const void* reference, const void* other, Dtype two, std::size_t n) {
   switch (two) {
     case Dtype::f16:
-      return measure<kOne, Dtype::f16>(reference, other, n);
+      return measure<kAll, kOne, Dtype::f16>(reference, other, n);
     case Dtype::bf16:
-      return measure<kOne, Dtype::bf16>(reference, other, n);
+      return measure<kAll, kOne, Dtype::bf16>(reference, other, n);
     case Dtype::f64:
-      return measure<kOne, Dtype::f64>(reference, other, n);
+      return measure<kAll, kOne, Dtype::f64>(reference, other, n);
     default:
-      return measure<kOne, Dtype::f32>(reference, other, n);
+      return measure<kAll, kOne, Dtype::f32>(reference, other, n);
+  }
+}
+
+template <bool kAll>
+PairStats measure_any(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
+  switch (one) {
+    case Dtype::f16:
+      return measure_to<kAll, Dtype::f16>(reference, other, two, n);
+    case Dtype::bf16:
+      return measure_to<kAll, Dtype::bf16>(reference, other, two, n);
+    case Dtype::f64:
+      return measure_to<kAll, Dtype::f64>(reference, other, two, n);
+    default:
+      return measure_to<kAll, Dtype::f32>(reference, other, two, n);
   }
 }
 
 }  // namespace
 
 PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
-  switch (one) {
-    case Dtype::f16:
-      return measure_to<Dtype::f16>(reference, other, two, n);
-    case Dtype::bf16:
-      return measure_to<Dtype::bf16>(reference, other, two, n);
-    case Dtype::f64:
-      return measure_to<Dtype::f64>(reference, other, two, n);
-    default:
-      return measure_to<Dtype::f32>(reference, other, two, n);
-  }
+  return measure_any<true>(reference, one, other, two, n);
+}
+
+double pair_error(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
+  return measure_any<false>(reference, one, other, two, n).squared_error;
 }
 
 }  // namespace ingot::INGOT_ISA

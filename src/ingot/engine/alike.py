@@ -16,6 +16,7 @@ from ingot.model.tensor import Tensor
 
 Found = TypeVar("Found")
 
+_NO_ERROR = ErrorStats()
 _TOGETHER = 1 << 12  # names that a fingerprint takes at once
 
 
@@ -146,9 +147,13 @@ class Finished(Sequence[Done]):
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps, self._count = steps, 0
         self._told: dict[int, Done] = {}
+        self._plain: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def append(self, done: Done) -> None:
-        """Add the next step as it was done."""
+        """Add the next step as it was done; where nothing was learnt of many, they share what says so."""
+        if done.error == _NO_ERROR and not any(done.notes.values()):
+            notes = self._plain.setdefault(tuple(done.notes), done.notes)
+            done = Done(done.step, done.nbytes, _NO_ERROR, notes if notes == done.notes else done.notes)
         self._told[self._count] = done
         self._count += 1
 

@@ -15,7 +15,7 @@ from ingot.core.buffers import scratch
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import file_bytes, numpy_dtype
 from ingot.core.floats import FLOATS
-from ingot.core.stats import measure
+from ingot.core.stats import measure, squared_error
 from ingot.engine import cost
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.steps import skips_rows
@@ -149,7 +149,7 @@ class _Comparing(Running):
             rebuilt = scratch(new.shape, new.dtype)
             step.encoder.rebuild(parts, old, rebuilt)
             stats = measure(new, rebuilt) if self.measured else None
-            moved = measure(new, old).squared_error if self.measured and step.base.dtype in FLOATS else 0.0
+            moved = squared_error(new, old) if self.measured and step.base.dtype in FLOATS else 0.0
             settle = partial(self._settle, moved, file_bytes(rebuilt) if self._rebuilt is not None else b"")
         for wait in waits:
             wait.result()

@@ -108,6 +108,7 @@ def check_stats(one: Array, two: Array) -> None:
     assert found[0] == wanted[0]
     assert found[6:] == wanted[6:]
     np.testing.assert_array_equal(np.array(found[1:6]), np.array(wanted[1:6]))
+    assert native.kernels.pair_error(as_bits(one), names[0], as_bits(two), names[1]) == found[1]
 
 
 def test_measure_by_hand() -> None:

@@ -128,11 +128,13 @@ class Codes:
         """Pass over the next ``count`` codes; the byte in which they end is read."""
         stop = self._position + count
         seen = -(-self._position // self._per_byte)  # bytes that were read
-        if stop // self._per_byte >= seen and self._lying is None:
+        self._position = stop
+        if self._lying is not None:
+            return
+        if stop // self._per_byte >= seen:
             self._bytes.skip(stop // self._per_byte - seen)
             if stop % self._per_byte:
                 self._carried = int(self._bytes.next(1)[0])
-        self._position = stop
 
     def finish(self) -> None:
         if self._lying is None:

@@ -27,7 +27,7 @@ UNKNOWN = "0" * 64
 
 @dataclass(slots=True)
 class _Blob:
-    """One array: its head's bytes, where its data begins, and what was written of it."""
+    """One array: its head's bytes, where its data begins, and how long it is."""
 
     head: bytes
     offset: int
@@ -81,13 +81,14 @@ class WdeltaWriter:
     """
 
     def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
-        self._name, self._specs = name, list(specs)
+        self._name, self._specs = name, specs
         self._order = Order(specs, name)
         self._head = b""
         self._known = False
         self._set_metadata(metadata)
-        self._places = _layout(specs, PREFIX + len(self._head))
-        self._end = PREFIX + len(self._head) + sum(_record_bytes(spec) for spec in specs)
+        self._next = PREFIX + len(self._head)  # where the record of the next tensor begins
+        self._places: dict[str, _Blob] = {}  # of the tensor that is open: of many, places take more than is written
+        self._end = self._next + sum(_record_bytes(spec) for spec in specs)
         self._sink = target.create(name)
         self._trail: TrailingDigest | None = None
         self._start_digest()
@@ -96,8 +97,9 @@ class WdeltaWriter:
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs and write the heads of its records."""
         self._order.begin(spec)
+        self._place(self._specs[self._order.done])
         self._crcs = {part.role: checksums.hasher("crc32c") for part in spec.parts}
-        self._write_heads(spec)
+        self._write_heads()
 
     def write(self, role: str, data: Buffer) -> None:
         """Take the next bytes of one array; refuses more than its spec says."""
@@ -106,14 +108,14 @@ class WdeltaWriter:
         spec = self._order.current
         if spec is None or not view.nbytes:
             return
-        self._sink.write_at(self._places[spec.name][role].offset + position, view)
+        self._sink.write_at(self._places[role].offset + position, view)
         self._crcs[role].update(view.cast("B"))
 
     def end(self) -> dict[str, Any]:
         """Close the tensor; the record tells file, offset, length and CRC-32C of every array."""
         spec = self._order.end()
-        self._advance(spec)
-        blobs = self._places[spec.name].items()
+        self._advance()
+        blobs = self._places.items()
         return {
             "name": spec.name,
             "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs],
@@ -125,14 +127,15 @@ class WdeltaWriter:
         Raises ``IntegrityError`` ``writer.record`` where that run laid the file out differently.
         """
         spec = self._order.expect(record["name"])
-        expected = [[self._name, blob.offset, blob.length] for blob in self._places[spec.name].values()]
+        self._place(spec)
+        expected = [[self._name, blob.offset, blob.length] for blob in self._places.values()]
         if [list(blob)[:3] for blob in record["blobs"]] != expected:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
             )
-        self._write_heads(spec)
+        self._write_heads()
         self._order.restored(spec.name)
-        self._advance(spec)
+        self._advance()
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata, which must take as many bytes as before: the arrays have their places already.
@@ -180,25 +183,23 @@ class WdeltaWriter:
             self._sink.write_at(0, prefix + self._head)
             self._trail = TrailingDigest(self._sink)
 
-    def _write_heads(self, spec: TensorSpec) -> None:
-        for blob in self._places[spec.name].values():
-            self._sink.write_at(blob.offset - len(blob.head), blob.head)
-
-    def _advance(self, spec: TensorSpec) -> None:
-        last = list(self._places[spec.name].values())[-1]
-        if self._trail is not None:
-            self._trail.advance(last.offset + last.length)
-
-
-def _layout(specs: Sequence[TensorSpec], start: int) -> dict[str, dict[str, _Blob]]:
-    places: dict[str, dict[str, _Blob]] = {}
-    for spec in specs:
-        blobs = places.setdefault(spec.name, {})
+    def _place(self, spec: TensorSpec) -> None:
+        """Lay the next tensor's arrays out; it stays the next until ``_advance``."""
+        self._places, start = {}, self._next
         for part in _ordered(spec):
             head, length = _head_of(spec.name, part), part.length or 0
-            blobs[part.role] = _Blob(head, start + len(head), length)
+            self._places[part.role] = _Blob(head, start + len(head), length)
             start += len(head) + length
-    return places
+
+    def _write_heads(self) -> None:
+        for blob in self._places.values():
+            self._sink.write_at(blob.offset - len(blob.head), blob.head)
+
+    def _advance(self) -> None:
+        last = list(self._places.values())[-1]
+        self._next = last.offset + last.length
+        if self._trail is not None:
+            self._trail.advance(self._next)
 
 
 def _ordered(spec: TensorSpec) -> list[PartSpec]:
