@@ -12,12 +12,13 @@ from ingot.core.checksums import digest as digest_of
 from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.rules import logical_dtype
+from ingot.formats.zt.specs import is_plain
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import MAX_NAME, Entries, Object
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.profiles import meaning, ways
 from ingot.formats.zt2.rules import check_names, check_object
-from ingot.formats.zt2.types import types_here, types_stored
+from ingot.formats.zt2.types import ITEM_BYTES, types_here, types_stored
 from ingot.model.spec import PartSpec, TensorSpec
 
 _HERE = "to be written"
@@ -41,11 +42,19 @@ def in_order(spec: TensorSpec, written: Written) -> list[PartSpec]:
 
 def refusal(spec: TensorSpec) -> str | None:
     """Return why the container cannot carry the tensor; None if it can."""
+    if is_simple(spec):
+        return None
     try:
         written_as(spec)
     except IngotError as error:
         return error.message
     return None
+
+
+def is_simple(spec: TensorSpec) -> bool:
+    """Whether this is a dense tensor of a storage type in one raw part that breaks no rule: of many most are."""
+    name = spec.name
+    return 0 < len(name) <= MAX_NAME and name.isascii() and "\0" not in name and spec.dtype in ITEM_BYTES and is_plain(spec)
 
 
 def written_as(spec: TensorSpec) -> Written:

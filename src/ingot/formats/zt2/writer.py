@@ -27,13 +27,16 @@ from ingot.formats.zt2.specs import (
     check_written,
     describe,
     in_order,
+    is_simple,
     manifest_size,
     written_as,
 )
 from ingot.model.bytesource import Buffer, Sink
+from ingot.model.layouts.dense import DATA
 from ingot.model.spec import PartSpec, TensorSpec
 
 _PIECE = 1 << 20
+_SMALL = 1 << 16  # bytes of a tensor that are sooner written at once
 
 
 class _Writing:
@@ -132,6 +135,7 @@ class Zt2Writer:
         self.amend(metadata)
         self.entries, self._sayings = Entries(), Sayings()
         self._tail = len(MAGIC)
+        self._loose: tuple[int, int] | None = None  # of bytes behind the tail that are no blob's
         self._parts: dict[str, _Writing] = {}
         self._written: Written | None = None
         self._blobs = _Blobs()
@@ -149,6 +153,7 @@ class Zt2Writer:
         """
         self._written = self._sayings.of(spec)
         self._order.begin(spec)
+        self._start()
         self._parts, place = {}, align(self._tail)
         known = True
         for part in in_order(spec, self._written):
@@ -194,6 +199,34 @@ class Zt2Writer:
             if role not in own
         ]
         return {**record, "named": named}
+
+    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
+        """Write a whole tensor whose stored bytes are at hand."""
+        if self._base is None and is_simple(spec):
+            whole = memoryview(parts[DATA])
+            if whole.nbytes == spec.parts[0].length and whole.nbytes <= _SMALL:
+                return self._add_small(spec, whole.cast("B"))
+        self.begin(spec)
+        for role, data in parts.items():
+            self.write(role, data)
+        return self.end()
+
+    def _add_small(self, spec: TensorSpec, data: memoryview) -> dict[str, Any]:
+        """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
+        written = self._sayings.of(spec)
+        self._order.whole(spec.name)
+        self._start()
+        size, crc = data.nbytes, checksums.digest("crc32c", data)
+        for offset in self._blobs.at(size, crc):
+            if self._read_behind(offset, 0, size) == data:
+                break
+        else:
+            offset = self._reserve()
+            self._sink.write_at(offset, data)
+            self._take(offset, size, crc)
+        digest = None if self._algorithm is None else checksums.digest(self._algorithm, data)
+        self.entries.add(spec.name, describe(spec, written, {DATA: Placed(offset, size, digest, self._shard)}))
+        return {"name": spec.name, "blobs": [[self._name, offset, size, crc]], "digests": [digest]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
@@ -256,6 +289,12 @@ class Zt2Writer:
         self._leave_base()
         self._sink.close()
 
+    def _start(self) -> None:
+        """Before the first tensor that is written here, cut off what an earlier run left behind the others."""
+        if self._loose is None:
+            self._sink.truncate(self._tail)
+            self._loose = self._tail, self._tail
+
     def _leave_base(self) -> None:
         if self._base is not None:
             self._base.close()
@@ -278,11 +317,11 @@ class Zt2Writer:
         if self._base is not None:
             for place in self._base.candidates(part.length, part.crc):
                 if self._equal(part, partial(self._base.read, place)):
-                    self._drop(part)
+                    self._leave(part)
                     return self._name_in_base(place, part.length, part.digest)
         for offset in self._blobs.at(part.length, part.crc):
             if self._equal(part, partial(self._read_behind, offset)):
-                self._drop(part)
+                self._leave(part)
                 return Placed(offset, part.length, part.digest, self._shard)
         offset = self._reserve()
         if part.spool is not None:
@@ -293,6 +332,7 @@ class Zt2Writer:
             self._drop(part)
         elif part.offset is not None and part.offset != offset:
             self._move(part.offset, offset, part.length)
+            self._leave(part)
         self._take(offset, part.length, part.crc)
         return Placed(offset, part.length, part.digest, self._shard)
 
@@ -330,8 +370,21 @@ class Zt2Writer:
             self._sink.write_at(target + start, self._read_behind(source, start, size))
 
     def _reserve(self) -> int:
-        """Return the next place for a blob; the gap is written, other bytes may lie there."""
-        return _reserve(self._sink, self._tail)
+        """Return the next place for a blob; of the gap is written what is not zero anyway: other bytes may lie there."""
+        offset, (start, end) = align(self._tail, CANONICAL), self._loose or (0, self._tail)
+        start, end = max(start, self._tail), min(end, offset)
+        if start < end:
+            self._sink.write_at(start, bytes(end - start))
+        return offset
+
+    def _leave(self, part: _Writing) -> None:
+        """Note that the bytes of a part lie where it is not, if they do."""
+        self._drop(part)
+        if part.offset is not None and part.length:
+            start, end = self._loose or (0, 0)
+            if end <= self._tail:  # what was left before is overwritten by now
+                start, end = part.offset, part.offset
+            self._loose = min(start, part.offset), max(end, part.offset + part.length)
 
     def _drop(self, part: _Writing) -> None:
         if part.spool is not None:
