@@ -61,7 +61,7 @@ class Cursor {
   // has to be looked at closely, and then nothing was read.
   bool quick_number(std::uint64_t& value);
   bool quick_text(std::string_view& text);
-  bool quick_text_is(std::string_view text);  // shorter than 24 bytes, ASCII
+  bool quick_text_is(std::string_view text);  // known to be UTF-8; false where it has 24 bytes or more
 
  private:
   std::uint64_t argument(std::size_t start, unsigned major, unsigned info);
@@ -119,7 +119,7 @@ inline bool Cursor::quick_text(std::string_view& text) {
 }
 
 inline bool Cursor::quick_text_is(std::string_view text) {
-  if (left() <= text.size() || items_ == limits_.items) return false;
+  if (left() <= text.size() || text.size() >= 24 || items_ == limits_.items) return false;
   const std::uint8_t* at = data_ + position_;
   if (at[0] != 0x60 + text.size() || std::memcmp(at + 1, text.data(), text.size()) != 0) return false;
   position_ += 1 + text.size();

@@ -36,17 +36,32 @@ class Heads {
   std::vector<Field>& fields() { return fields_; }
 
  private:
+  // What stands behind the first text of heads that are alike: the first row with it, and the bytes passed over behind it.
+  struct Known {
+    std::size_t row;
+    std::uint64_t skip;
+  };
+
+  bool again(std::string_view data, std::uint64_t at);
   bool measure(std::string_view data, std::uint64_t at);
+  void learn();
   void put();
   void put_text(Field& field, std::string_view bytes);
   std::uint64_t number(const char* from, std::size_t width) const;
   std::string_view keep(std::string_view text);
+  std::string_view valid(std::string_view text);
 
-  bool swapped_, skips_ = false;
+  bool swapped_, skips_ = false, repeats_ = false;
   std::vector<Field> fields_;
   std::uint64_t rows_ = 0, next_ = 0;
   std::vector<std::string_view> taken_;  // the bytes of each field of the head at hand
   std::deque<std::string> kept_;         // texts, which outlive the bytes that they came in
+  std::string_view rest_;                // of the head at hand, what stands behind its first text
+  std::uint64_t skip_ = 0;
+  table::Texts rests_;
+  std::vector<Known> known_;  // by the codes of `rests_`
+  std::int64_t last_ = -1;    // of these, that of the head before
+  std::size_t misses_ = 0;    // since a head was one again
 };
 
 }  // namespace ingot

@@ -26,6 +26,8 @@ class Cursor {
 
   std::uint64_t number();     // a natural one below 2**63
   std::string_view text();    // without escapes
+  bool text_is(std::string_view text);  // passes over a text if it is this one, which was one before
+  bool value_is(std::string_view value);  // passes over an object if it is spelled like this one, which was one before
   std::string_view decimal();  // digits, perhaps a fraction and a small negative exponent
   Frame map();
   bool key(Frame& frame, std::string_view& key);  // false at the map's end
@@ -98,6 +100,21 @@ inline std::string_view Cursor::text() {
   const std::string_view text = data_.substr(start, at_++ - start);
   if (!ascii && !cbor::valid_utf8(text, ascii)) throw table::Doubt{};
   return text;
+}
+
+inline bool Cursor::text_is(std::string_view text) {
+  const std::size_t size = text.size() + 2;
+  if (data_.size() - at_ < size) return false;
+  const char* from = data_.data() + at_;
+  if (from[0] != '"' || from[size - 1] != '"' || std::memcmp(from + 1, text.data(), text.size()) != 0) return false;
+  at_ += size;
+  return true;
+}
+
+inline bool Cursor::value_is(std::string_view value) {
+  if (!data_.substr(place()).starts_with(value)) return false;
+  at_ += value.size();
+  return true;
 }
 
 inline Frame Cursor::map() {

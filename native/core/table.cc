@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/cbor.h"
 #include "core/json.h"
@@ -10,6 +11,7 @@ namespace ingot::table {
 namespace {
 
 constexpr std::size_t kMaxPairs = 64;
+constexpr std::size_t kTries = 1 << 8;  // rows in turn of which none was like another: nor will others be
 
 // Eight bytes at a time: names are long, and all of them pass here.
 std::size_t hash(std::string_view text) {
@@ -59,6 +61,8 @@ class Cbor {
     if (std::string_view quick; cursor_.quick_text(quick)) return quick;
     return want(cbor::Kind::kText).bytes;
   }
+  bool text_is(std::string_view text) { return cursor_.quick_text_is(text); }
+  bool value_is(std::string_view) { return false; }  // items count
   [[noreturn]] std::string_view decimal() { throw Doubt{}; }
   Frame map() { return entered(cbor::Kind::kMap); }
   bool key(Frame& frame, std::string_view& key) {
@@ -134,6 +138,7 @@ class Reader {
   Table run(const Schema& row, std::string_view under, std::string_view aside) {
     Table table;
     shape(row, table.rows);
+    repeats_ = repeats(row);
     if (under.empty()) {
       rows(row, table, aside);
     } else {
@@ -170,13 +175,67 @@ class Reader {
         continue;
       }
       table.names.push_back(name);
-      value(row, table.rows);
+      one(row, table);
     }
     table.end = in_.position();
   }
 
+  // Takes one row. Of tensors that are alike, which come in turn, a header may say the same, in the same words.
+  void one(const Schema& row, Table& table) {
+    const std::int64_t code = spelled_.expected(last_);
+    if (code >= 0 && in_.value_is(spelled_.all()[static_cast<std::size_t>(code)])) {
+      const std::size_t from = firsts_[static_cast<std::size_t>(code)], end = in_.position();
+      again(row, table.rows, from, static_cast<std::int64_t>(end) - ends_[static_cast<std::size_t>(code)]);
+      last_ = code;
+      misses_ = 0;
+      return;
+    }
+    const std::size_t begin = in_.place();
+    value(row, table.rows);
+    if (!repeats_ || misses_ == kTries) return;
+    ++misses_;
+    last_ = spelled_.code_after(last_, data_.substr(begin, in_.position() - begin));
+    if (static_cast<std::size_t>(last_) == firsts_.size()) {
+      firsts_.push_back(table.names.size() - 1);
+      ends_.push_back(static_cast<std::int64_t>(in_.position()));
+    }
+  }
+
+  // Whether a row of it can be taken again: nothing in it has rows of its own.
+  static bool repeats(const Schema& schema) {
+    return schema.kind != Kind::kMap && std::all_of(schema.inner.begin(), schema.inner.end(), repeats);
+  }
+
+  // Takes row `from` again, `shift` bytes behind it. Recursion ends with the schema.
+  static void again(const Schema& schema, Column& column, std::size_t from, std::int64_t shift) {
+    switch (schema.kind) {
+      case Kind::kSizes: {
+        column.second.push_back(static_cast<std::int64_t>(column.first.size()));
+        const std::int64_t begin = column.second[from], end = column.second[from + 1];
+        for (std::int64_t i = begin; i < end; ++i) column.first.push_back(column.first[static_cast<std::size_t>(i)]);
+        column.third.push_back(column.third[from]);
+        return;
+      }
+      case Kind::kPlace:
+      case Kind::kDecimal:
+      case Kind::kAny: {
+        const std::int64_t place = column.first[from];
+        column.first.push_back(place < 0 ? place : place + shift);
+        column.second.push_back(column.second[from]);
+        return;
+      }
+      case Kind::kPair: column.second.push_back(column.second[from]); [[fallthrough]];
+      default: column.first.push_back(column.first[from]);
+    }
+    for (std::size_t i = 0; i < schema.inner.size(); ++i) again(schema.inner[i], column.inner[i], from, shift);
+  }
+
   static void shape(const Schema& schema, Column& column) {
     column.inner.resize(schema.inner.size());
+    if (schema.kind == Kind::kStruct) {  // writers keep an order
+      column.after.resize(schema.inner.size() + 1);
+      std::iota(column.after.begin(), column.after.end(), std::uint8_t{0});
+    }
     for (std::size_t i = 0; i < schema.inner.size(); ++i) shape(schema.inner[i], column.inner[i]);
   }
 
@@ -191,9 +250,7 @@ class Reader {
   void value(const Schema& schema, Column& column) {
     switch (schema.kind) {
       case Kind::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
-      case Kind::kText:
-        column.first.push_back(column.texts.code_after(column.first.empty() ? -1 : column.first.back(), in_.text()));
-        return;
+      case Kind::kText: text(column); return;
       case Kind::kPlace: place(column, in_.text()); return;
       case Kind::kDecimal: place(column, in_.decimal()); return;
       case Kind::kSizes: sizes(column); return;
@@ -205,6 +262,12 @@ class Reader {
     const std::size_t begin = in_.place();
     in_.skip();
     place(column, data_.substr(begin, in_.position() - begin));
+  }
+
+  void text(Column& column) {
+    const std::int64_t last = column.first.empty() ? -1 : column.first.back(), code = column.texts.expected(last);
+    const bool known = code >= 0 && in_.text_is(column.texts.all()[static_cast<std::size_t>(code)]);
+    column.first.push_back(known ? code : column.texts.code_after(last, in_.text()));
   }
 
   void place(Column& column, std::string_view text) {
@@ -240,25 +303,27 @@ class Reader {
     column.first.push_back(1);
     const std::size_t count = schema.inner.size();
     std::uint64_t seen = 0;
-    std::size_t likely = 0;  // writers keep an order
+    std::size_t last = 0;  // one more than the field at hand
+    const auto take = [&](std::size_t field) {
+      if (seen >> field & 1) throw Doubt{};
+      seen |= std::uint64_t{1} << field;
+      value(schema.inner[field], column.inner[field]);
+      last = field + 1;
+    };
     auto frame = in_.map();
     std::string_view key;
     for (;;) {
+      std::size_t likely = column.after[last];
       while (likely < count && in_.key_is(frame, schema.inner[likely].key)) {
-        if (seen >> likely & 1) throw Doubt{};
-        seen |= std::uint64_t{1} << likely;
-        value(schema.inner[likely], column.inner[likely]);
-        ++likely;
+        take(likely);
+        likely = column.after[last];
       }
       if (!in_.key(frame, key)) break;
       std::size_t tried = 0;
       while (tried < count && schema.inner[likely % count].key != key) ++likely, ++tried;
       if (tried == count) throw Doubt{};
-      likely %= count;
-      if (seen >> likely & 1) throw Doubt{};
-      seen |= std::uint64_t{1} << likely;
-      value(schema.inner[likely], column.inner[likely]);
-      ++likely;
+      column.after[last] = static_cast<std::uint8_t>(likely % count);
+      take(likely % count);
     }
     for (std::size_t i = 0; i < count; ++i) {
       if (seen >> i & 1) continue;
@@ -272,8 +337,13 @@ class Reader {
     column.first.push_back(static_cast<std::int64_t>(begin));
     auto frame = in_.map();
     std::string_view key;
-    while (in_.key(frame, key)) {
-      const std::int64_t code = column.texts.code_after(column.second.empty() ? -1 : column.second.back(), key);
+    for (;;) {
+      const std::int64_t last = column.second.empty() ? -1 : column.second.back();
+      std::int64_t code = column.texts.expected(last);
+      if (code < 0 || !in_.key_is(frame, column.texts.all()[static_cast<std::size_t>(code)])) {
+        if (!in_.key(frame, key)) break;
+        code = column.texts.code_after(last, key);
+      }
       for (std::size_t i = begin; i < column.second.size(); ++i) {
         if (column.second[i] == code) throw Doubt{};
       }
@@ -304,6 +374,12 @@ class Reader {
 
   std::string_view data_;
   In& in_;
+  bool repeats_ = false;
+  std::size_t misses_ = 0;              // since a row was one again
+  Texts spelled_;                       // rows as they are spelled
+  std::int64_t last_ = -1;              // of these, that of the row before
+  std::vector<std::size_t> firsts_;     // by code, the first such row
+  std::vector<std::int64_t> ends_;      // and where it ends
 };
 
 }  // namespace
@@ -329,8 +405,7 @@ std::int64_t Texts::code(std::string_view text) {
 }
 
 std::int64_t Texts::guess(std::int64_t last, std::string_view text) const {
-  const auto at = static_cast<std::size_t>(last);
-  const std::int64_t code = last < 0 ? first_ : at < next_.size() ? next_[at] : -1;
+  const std::int64_t code = expected(last);
   return code >= 0 && all_[static_cast<std::size_t>(code)] == text ? code : -1;
 }
 

@@ -48,7 +48,13 @@ class Texts {
   // What came behind `last` when it came last, if it is the text; -1.
   std::int64_t guess(std::int64_t last, std::string_view text) const;
   void follows(std::int64_t last, std::int64_t code);  // notes it
+  // The code of what came behind `last` when it came last; -1.
+  std::int64_t expected(std::int64_t last) const {
+    const auto at = static_cast<std::size_t>(last);
+    return last < 0 ? first_ : at < next_.size() ? next_[at] : -1;
+  }
   const std::vector<std::string_view>& all() const { return all_; }
+  void moved(std::int64_t code, std::string_view text) { all_[static_cast<std::size_t>(code)] = text; }  // the same text
 
  private:
   std::size_t slot(std::string_view text) const;
@@ -73,6 +79,7 @@ struct Column {
   std::vector<std::int64_t> first, second, third;
   Texts texts;
   std::vector<Column> inner;
+  std::vector<std::uint8_t> after;  // kStruct: by one more than a field's number, the field that came behind it last
 };
 
 struct Table {

@@ -89,10 +89,15 @@ def numbers(column: memoryview) -> Array:
     return np.frombuffer(column, np.int64)
 
 
-def chosen(column: Column, table: Mapping[str, int], default: int = -1) -> Array:
-    """Return for each row the number that ``table`` has for its text; ``default`` for one that it does not have."""
+def chosen(
+    column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)
+) -> Array:
+    """Return for each row the number that ``table`` has for its text; ``default`` for one that it does not have.
+
+    ``rows`` are those that are asked for, by default all.
+    """
     values = np.array([*(table.get(text, default) for text in column.texts), default], np.int64)  # the last is absent
-    return values[numbers(column.first)]
+    return values[numbers(column.first)[rows]]
 
 
 def spelled(digests: Column, data: bytes, spelling: Spelling = USUAL) -> NDArray[np.bool_]:

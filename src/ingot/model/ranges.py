@@ -27,6 +27,8 @@ MAX_REQUEST = 8 << 20
 _WINDOW, _GROWTH = 1 << 16, 4
 # A header source holds so many bytes at most, beside what one batch of expected ranges takes.
 _HELD = 16 << 20
+# What is passed over comes into so many bytes, which stay in a near cache.
+_PASSING = 1 << 18
 
 
 def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
@@ -106,6 +108,7 @@ class HeaderSource:
         self._pieces: list[memoryview] = []
         self._held = 0
         self._expected: list[Range] = []
+        self._passing: memoryview | None = None
 
     def expect(self, ranges: Iterable[Range]) -> None:
         """Note what will be read: what lies in the file of these ranges is read together when one of them is asked for.
@@ -146,6 +149,18 @@ class HeaderSource:
         if index >= 0 and offset - self._starts[index] + least <= len(self._pieces[index]):
             return self._pieces[index][offset - self._starts[index] :]
         return piece
+
+    def passing(self, offset: int, least: int) -> memoryview:
+        """As ``window``, for bytes that are passed over once, in order: what is returned is valid until the next call."""
+        if self._distant is not None or self._expected or not self._source.mapped or least > _PASSING:
+            return self.window(offset, least)
+        size = min(_PASSING, self.size - offset)
+        if size < least or self._find(offset, least) is not None:
+            return self.window(offset, least)
+        if self._passing is None:
+            self._passing = np.empty(_PASSING, np.uint8).data
+        self._source.readinto(offset, self._passing[:size])
+        return self._passing[:size]
 
     def pieces(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
         """Read ranges of less than a gap each, in the order of their starts, with few requests.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ingot.errors import UnsupportedError
@@ -79,6 +80,7 @@ _SIGNS = (
 _OTHERS = tuple({other for sign in _SIGNS for other in sign.others})
 # Of as many characters at the end of names there are few, and they tell most names without a sign.
 _TOLD = 8
+_end = itemgetter(slice(-_TOLD, None))
 _ENDS = tuple(other[-_TOLD:] for other in _OTHERS)
 
 
@@ -102,7 +104,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
 
     Asks for an element type only where two names fit, so that it is quick on any number of tensors.
     """
-    ends = {name[-_TOLD:] for name in tensors}
+    ends = set(map(_end, tensors))
     if not any(end.endswith(_ENDS) for end in ends):
         return None
     names = set(tensors)

@@ -182,8 +182,8 @@ def note_gaps(
     """
     spans = np.array(outer, np.int64).reshape(-1, 2)
     filled = spans[spans[:, 1] > spans[:, 0]]
-    ends = np.sort(np.concatenate([inner[:, 1], filled[:, 0]]))
-    lengths = np.sort(np.concatenate([inner[:, 0], filled[:, 1]])) - ends
+    ends = np.sort(np.concatenate([inner[:, 1], filled[:, 0]]), kind="stable")  # nearly sorted
+    lengths = np.sort(np.concatenate([inner[:, 0], filled[:, 1]]), kind="stable") - ends
     note = (rule, "expected fewer than 64 zero bytes between blocks and sections, found other bytes")
     gaps = lengths > 0
     if note not in notes and not is_padding(source, ends[gaps], lengths[gaps]):

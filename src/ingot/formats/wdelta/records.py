@@ -26,9 +26,13 @@ _FIELDS_OF = np.bincount(_KIND)
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Heads of all records, and where their data lie: ``row`` is that of the entry, ``field`` a place in ``FIELDS``."""
+    """Heads of all records, and where their data lie: ``row`` is that of the entry, ``field`` a place in ``FIELDS``.
+
+    ``names`` are those of the tensors, ``in_order`` tells whether they come as in the header.
+    """
 
     names: list[str]
+    in_order: bool
     row: Array
     field: Array
     dtype: Column
@@ -68,32 +72,33 @@ def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColum
             if place >= 0
         }
 
-    in_order = records.names == list(entries.rows)
-    return Rows(entries.rows if in_order else {name: entries.rows[name] for name in records.names}, make)
+    return Rows(entries.rows if records.in_order else {name: entries.rows[name] for name in records.names}, make)
 
 
 def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> _Records | None:
     heads, position = Heads(_HEAD), start
-    longest = longest_of(entries.rows)
+    sizes_of = _lengths(entries.rows)
+    longest = int(sizes_of.max(initial=0))
     while position < end:
         least = min(longest + FIXED, end - position)
-        step = heads.take(source.window(position, least)[: end - position], 0, end)
+        step = heads.take(source.passing(position, least)[: end - position], 0, end)
         if not step:  # in doubt, or not a whole one where all that writers make would be
             return None
         position += step
     if position != end:
         return None
     names, fields, dtype, sizes, lengths = heads.columns()
-    if names.texts == list(entries.rows):  # as writers have it
-        known = np.arange(len(names.texts))
+    in_order = names.texts == list(entries.rows)  # as writers have it
+    if in_order:
+        row = numbers(names.first)
     else:
         known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
-    row = known[numbers(names.first)]
-    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + _bytes(names) + _bytes(fields) + _bytes(dtype)
+        row, sizes_of = known[numbers(names.first)], _lengths(names.texts)
+    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + sizes_of[numbers(names.first)] + _bytes(fields) + _bytes(dtype)
     length = numbers(lengths.first)
     offsets = start + np.cumsum(nbytes + length) - length
     field = chosen(fields, _NUMBER)
-    return _Records(names.texts, row, field, dtype, numbers(sizes.third), length, offsets)
+    return _Records(names.texts, in_order, row, field, dtype, numbers(sizes.third), length, offsets)
 
 
 def _bytes(texts: Column) -> Array:
@@ -116,7 +121,9 @@ def _sound(records: _Records, entries: EntryColumns) -> bool:
 def _fits(name: str, records: _Records, own: Array, entries: EntryColumns) -> bool:
     """Whether the arrays of one field are of a type that it may have, and of the right sizes."""
     spellings = next(each.fields[name] for each in STRATEGIES.values() if name in each.fields)
-    row, codes = records.row[own], chosen(records.dtype, {text: at for at, text in enumerate(spellings)})[own]
+    if not own.size:
+        return True
+    row, codes = records.row[own], chosen(records.dtype, {text: at for at, text in enumerate(spellings)}, rows=own)
     if (codes < 0).any() or (name == "outlier_idx" and ((codes > 0) & (entries.layouts[row] == 1)).any()):
         return False
     return _counted(name, records.counts[own], row, entries)
