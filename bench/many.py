@@ -4,7 +4,7 @@
 
 Each operation runs in a process of its own, on tensors of 512 bytes, and on ``--some`` matrices of each edge. Its row
 is the processor time and the peak of memory above those of the same operation on one tensor, divided by the number of
-tensors. So imports do not count.
+tensors. It runs on the one tensor first, in the same process: so imports do not count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ def make(path: Path, count: int, edge: int, seed: int = 0) -> None:
 def operations(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is measured; the sources of ``prepare`` lie in the folder."""
     dense, zt, tuned = (folder / name for name in ("source.safetensors", "source.zt", "tuned.safetensors"))
+    two, squizd, delta = (folder / name for name in ("two.zt", "source.squizd", "delta.wdelta"))
     return {
         "list .zt": lambda: list(ingot.open(zt).values()),
         "load .zt": lambda: ingot.numpy.load_file(zt),
         "load .safetensors": lambda: ingot.numpy.load_file(dense),
         "safetensors loads": lambda: load_file(dense),
+        "load .zt 2": lambda: ingot.numpy.load_file(two),
+        "load .squizd": lambda: ingot.numpy.load_file(squizd),
         "verify .zt": lambda: ingot.verify(zt),
+        "verify .zt 2": lambda: ingot.verify(two),
+        "verify .squizd": lambda: ingot.verify(squizd),
+        "verify .wdelta": lambda: ingot.verify(delta),
         "compare both": lambda: ingot.compare(dense, zt),
         "convert to .zt": lambda: ingot.convert(dense, folder / "result.zt", overwrite=True),
         "convert to .zt 2": lambda: ingot.convert(dense, folder / "result.zt", container="2", overwrite=True),
@@ -55,11 +61,13 @@ def operations(folder: Path) -> dict[str, Callable[[], object]]:
         "diff to .wdelta": lambda: ingot.diff(
             dense, tuned, folder / "result.wdelta", strategy="sparse", measure=False, overwrite=True
         ),
+        "apply .wdelta": lambda: ingot.patch(dense, delta, folder / "result.safetensors", overwrite=True),
     }
 
 
-def measure_here(folder: Path, name: str) -> dict[str, float]:
-    """Run one operation in this process."""
+def measure_here(one: Path, folder: Path, name: str) -> dict[str, float]:
+    """Run one operation in this process, which has run it on one tensor."""
+    operations(one)[name]()
     operation = operations(folder)[name]
     before, started, memory = time.process_time(), time.perf_counter(), peak_rss()
     kept = operation()
@@ -68,9 +76,9 @@ def measure_here(folder: Path, name: str) -> dict[str, float]:
     return {"processor": spent, "wall": seconds, "memory": peak_rss() - memory}
 
 
-def measure(folder: Path, name: str, repeat: int) -> dict[str, float]:
+def measure(one: Path, folder: Path, name: str, repeat: int) -> dict[str, float]:
     """Run one operation in processes of its own; return the least that it took."""
-    command = [sys.executable, __file__, "--here", str(folder), name]
+    command = [sys.executable, __file__, "--here", str(one), str(folder), name]
     runs = [
         json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(repeat)
     ]
@@ -83,7 +91,11 @@ def prepare(root: Path, count: int, edge: int) -> Path:
     folder.mkdir()
     make(folder / "source.safetensors", count, edge)
     make(folder / "tuned.safetensors", count, edge, 1)
-    ingot.convert(folder / "source.safetensors", folder / "source.zt")
+    source = folder / "source.safetensors"
+    ingot.convert(source, folder / "source.zt", measure=False)
+    ingot.convert(source, folder / "two.zt", container="2", measure=False)
+    ingot.convert(source, folder / "source.squizd", measure=False)
+    ingot.diff(source, folder / "tuned.safetensors", folder / "delta.wdelta", strategy="sparse", measure=False)
     return folder
 
 
@@ -96,13 +108,13 @@ def run(counts: Sequence[int], edges: Sequence[int], some: int) -> tuple[Costs, 
     by_bytes: Costs = {}
     with tempfile.TemporaryDirectory() as temporary:
         one = prepare(Path(temporary), 1, EDGE)
-        base = {name: measure(one, name, FEW) for name in operations(one)}
+        base = {name: measure(one, one, name, FEW) for name in operations(one)}
         cases = [(count, EDGE, by_count, count) for count in counts]
         cases += [(some, edge, by_bytes, 2 * edge * edge) for edge in edges]
         for count, edge, found, key in cases:
             folder = prepare(Path(temporary), count, edge)
             for name, fixed in base.items():
-                each = measure(folder, name, FEW if count <= 1000 else 1)
+                each = measure(one, folder, name, FEW if count <= 1000 else 1)
                 found.setdefault(name, {})[key] = {kind: (each[kind] - fixed[kind]) / count for kind in each}
             shutil.rmtree(folder)
     return by_count, by_bytes
@@ -124,10 +136,10 @@ def main() -> None:
     parser.add_argument("--edges", type=int, nargs="*", default=[16, 256, 1024])
     parser.add_argument("--some", type=int, default=200)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--here", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        print(json.dumps(measure_here(Path(asked.here[0]), asked.here[1])))
+        print(json.dumps(measure_here(Path(asked.here[0]), Path(asked.here[1]), asked.here[2])))
         return
     by_count, by_bytes = run(asked.counts, asked.edges, asked.some)
     show("µs of processor time a tensor (bytes of memory), by their number", by_count)

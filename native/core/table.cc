@@ -6,6 +6,7 @@
 
 #include "core/cbor.h"
 #include "core/json.h"
+#include "core/table_cbor.h"
 
 namespace ingot::table {
 namespace {
@@ -32,103 +33,6 @@ std::size_t hash(std::string_view text) {
   mix(word);
   return static_cast<std::size_t>(found ^ found >> 32);
 }
-
-// The bytes as strict CBOR. Errors of its cursor are doubts: who looks closely finds them again.
-class Cbor {
- public:
-  struct Frame {
-    std::uint64_t left;
-    std::string_view last = {};  // key
-    bool begun = false;
-  };
-
-  Cbor(std::string_view data, cbor::Limits limits)
-      : cursor_(reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), limits),
-        deterministic_(limits.deterministic) {}
-
-  std::size_t place() const { return cursor_.position(); }
-  std::size_t position() const { return cursor_.position(); }
-  std::uint64_t number() {
-    if (std::uint64_t quick; cursor_.quick_number(quick)) {
-      if (quick > INT64_MAX) throw Doubt{};
-      return quick;
-    }
-    const cbor::Item item = want(cbor::Kind::kUnsigned);
-    if (item.value > INT64_MAX) throw Doubt{};
-    return item.value;
-  }
-  std::string_view text() {
-    if (std::string_view quick; cursor_.quick_text(quick)) return quick;
-    return want(cbor::Kind::kText).bytes;
-  }
-  bool text_is(std::string_view text) { return cursor_.quick_text_is(text); }
-  bool value_is(std::string_view) { return false; }  // items count
-  [[noreturn]] std::string_view decimal() { throw Doubt{}; }
-  Frame map() { return entered(cbor::Kind::kMap); }
-  bool key(Frame& frame, std::string_view& key) {
-    if (!element(frame)) return false;
-    if (!cursor_.quick_text(key)) key = cursor_.key().bytes;
-    follow(frame, key);
-    return true;
-  }
-  bool key_is(Frame& frame, std::string_view text) {
-    if (frame.left == 0 || !cursor_.quick_text_is(text)) return false;
-    --frame.left;
-    follow(frame, text);
-    return true;
-  }
-  Frame array() { return entered(cbor::Kind::kArray); }
-  bool element(Frame& frame) {
-    if (frame.left == 0) {
-      cursor_.leave();
-      return false;
-    }
-    --frame.left;
-    return true;
-  }
-  // Recursion ends at the depth limit.
-  void skip() {
-    const cbor::Item item = cursor_.next();
-    if (item.kind == cbor::Kind::kArray) {
-      cursor_.enter(item);
-      for (std::uint64_t i = 0; i < item.value; ++i) skip();
-      cursor_.leave();
-    } else if (item.kind == cbor::Kind::kMap) {
-      cursor_.enter(item);
-      std::vector<std::string_view> keys;
-      Frame frame{item.value};
-      for (std::uint64_t i = 0; i < item.value; ++i) {
-        keys.push_back(cursor_.key().bytes);
-        follow(frame, keys.back());
-        skip();
-      }
-      cursor_.leave();
-      std::sort(keys.begin(), keys.end());
-      if (std::adjacent_find(keys.begin(), keys.end()) != keys.end()) throw Doubt{};
-    }
-  }
-  void finish() const { cursor_.finish(); }
-
- private:
-  cbor::Item want(cbor::Kind kind) {
-    const cbor::Item item = cursor_.next();
-    if (item.kind != kind) throw Doubt{};
-    return item;
-  }
-  Frame entered(cbor::Kind kind) {
-    const cbor::Item item = want(kind);
-    cursor_.enter(item);
-    return {item.value};
-  }
-  void follow(Frame& frame, std::string_view key) const {
-    if (deterministic_ && frame.begun && !cbor::in_order(frame.last, key)) throw Doubt{};
-    frame.last = key;
-    frame.begun = true;
-  }
-
-  cbor::Cursor cursor_;
-  bool deterministic_;
-};
 
 template <class In>
 class Reader {

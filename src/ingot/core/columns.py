@@ -89,9 +89,7 @@ def numbers(column: memoryview) -> Array:
     return np.frombuffer(column, np.int64)
 
 
-def chosen(
-    column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)
-) -> Array:
+def chosen(column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)) -> Array:
     """Return for each row the number that ``table`` has for its text; ``default`` for one that it does not have.
 
     ``rows`` are those that are asked for, by default all.

@@ -151,7 +151,7 @@ class HeaderSource:
         return piece
 
     def passing(self, offset: int, least: int) -> memoryview:
-        """As ``window``, for bytes that are passed over once, in order: what is returned is valid until the next call."""
+        """As ``window``, of bytes that are passed over once, in order; valid until the next call."""
         if self._distant is not None or self._expected or not self._source.mapped or least > _PASSING:
             return self.window(offset, least)
         size = min(_PASSING, self.size - offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import zipfile
@@ -266,3 +267,66 @@ def test_an_entry_of_columns_is_that_of_the_closer_look(artifacts):
         header = wdelta_header.parse(data, version, "f")
         assert header.columns is not None
         assert dict(header.tensors) == wdelta_header._parsed(data, version, "f").tensors
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
+def test_rows_in_the_same_words_are_what_they_say(separators):
+    chance = random.Random(3)
+    kinds = [
+        {"shape": [2, 3], "share": 0.25, "kind": "a", "inner": {"n": 1}},
+        {"kind": "b", "shape": [], "share": 10},
+        {"shape": [2, 3], "share": 0.25, "kind": "a", "inner": {"n": 2}},
+        {"shape": [4, 0, 5], "kind": "a", "place": "here"},
+    ]
+    in_turn = [kinds[index % 3] for index in range(40)]
+    some = [
+        {**chance.choice(kinds), **({"share": chance.random()} if chance.random() < 0.3 else {})} for _ in range(800)
+    ]
+    said = {f"n{index}": row for index, row in enumerate(in_turn + some + in_turn)}
+    schema = columns.record(
+        columns.field("shape", "sizes"),
+        columns.field("share", "decimal", optional=True),
+        columns.field("kind", "text"),
+        columns.field("place", "place", optional=True),
+        columns.field("inner", columns.record(columns.field("n", "number")), optional=True),
+    )
+    data = json.dumps({"rows": said}, separators=separators).encode()
+    table = columns.json_table(data, schema, under="rows")
+    assert table is not None
+    assert list(table.rows) == list(said)
+    shape, share, kind, place, inner = table.columns
+    for row, wanted in enumerate(said.values()):
+        assert shape.sizes(row) == tuple(wanted["shape"])
+        assert shape.third[row] == np.prod(wanted["shape"])
+        found = share.span(row)
+        assert (found is None) == ("share" not in wanted)
+        assert found is None or json.loads(data[found]) == wanted["share"]
+        assert kind.text(row) == wanted["kind"]
+        found = place.span(row)
+        assert (None if found is None else data[found].decode()) == wanted.get("place")
+        assert inner.inner[0].first[row] == wanted.get("inner", {"n": -1})["n"]
+
+
+def test_heads_in_the_same_words_are_what_they_say():
+    chance = random.Random(5)
+    kinds = [(b"indices", b"int64", (3,), 24), (b"values", b"float32", (3,), 12), (b"scale", b"float16", (), 2)]
+    heads, data = [], b""
+    for index in range(900):
+        name = f"t{index // 3}" if chance.random() < 0.9 else "t0"
+        field, dtype, sizes, length = kinds[index % 3] if chance.random() < 0.9 else (b"odd", b"u8", (index, 2), index)
+        heads.append((name, field.decode(), dtype.decode(), sizes, length))
+        for text in (name.encode(), field, dtype):
+            data += struct.pack("<I", len(text)) + text
+        data += struct.pack(f"<I{len(sizes)}QQ", len(sizes), *sizes, length) + bytes(length)
+    for step in (len(data), 97, 1000):  # a head that is cut off is taken when all of it is there
+        taken, at = columns.Heads("tttdQ>"), 0
+        while at < len(data):
+            window = max(step, 200)
+            more = taken.take(data[at : at + window], 0, len(heads))
+            assert more
+            at += more
+        assert taken.count == len(heads)
+        assert at == len(data)
+        name, field, dtype, sizes, length = taken.columns()
+        for row, wanted in enumerate(heads):
+            assert (name.text(row), field.text(row), dtype.text(row), sizes.sizes(row), length.first[row]) == wanted

@@ -109,8 +109,9 @@ def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bo
     """Return the tensors, in file order."""
 
     def make(name: str) -> Tensor:
-        spec = located[name].spec
-        parts = {part.role: _part(source, located[name], part, verify=verify) for part in spec.parts}
+        found = located[name]
+        spec = found.spec
+        parts = {part.role: _part(source, found, part, verify=verify) for part in spec.parts}
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
     return Lazy(located, make)

@@ -54,7 +54,13 @@ def refusal(spec: TensorSpec) -> str | None:
 def is_simple(spec: TensorSpec) -> bool:
     """Whether this is a dense tensor of a storage type in one raw part that breaks no rule: of many most are."""
     name = spec.name
-    return 0 < len(name) <= MAX_NAME and name.isascii() and "\0" not in name and spec.dtype in ITEM_BYTES and is_plain(spec)
+    return (
+        0 < len(name) <= MAX_NAME
+        and name.isascii()
+        and "\0" not in name
+        and spec.dtype in ITEM_BYTES
+        and is_plain(spec)
+    )
 
 
 def written_as(spec: TensorSpec) -> Written:

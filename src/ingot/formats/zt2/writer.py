@@ -15,6 +15,7 @@ from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
+from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.meaning import Written
@@ -66,32 +67,6 @@ class _Writing:
         return None if self._digest is None else self._digest.text()
 
 
-class _Blobs:
-    """Where blobs lie, by length and CRC-32C: there are many, most of them the only one of theirs."""
-
-    def __init__(self) -> None:
-        self._first: dict[int, int] = {}
-        self._more: dict[int, list[int]] = {}
-
-    def at(self, length: int, crc: str) -> list[int]:
-        """Return the offsets of blobs, in the order in which they came."""
-        key = _key(length, crc)
-        return [self._first[key], *self._more.get(key, ())] if key in self._first else []
-
-    def add(self, length: int, crc: str, offset: int) -> bool:
-        """Note a blob; return whether it was not known."""
-        if offset in self.at(length, crc):
-            return False
-        key = _key(length, crc)
-        if self._first.setdefault(key, offset) != offset:
-            self._more.setdefault(key, []).append(offset)
-        return True
-
-
-def _key(length: int, crc: str) -> int:
-    return length << 32 | int(crc.rpartition(":")[2], 16)
-
-
 class Zt2Writer:
     """Writes one file into a sink; implements ``FormatWriter``.
 
@@ -138,7 +113,7 @@ class Zt2Writer:
         self._loose: tuple[int, int] | None = None  # of bytes behind the tail that are no blob's
         self._parts: dict[str, _Writing] = {}
         self._written: Written | None = None
-        self._blobs = _Blobs()
+        self._blobs = Blobs()
         sink.write_at(0, MAGIC)
 
     def begin(self, spec: TensorSpec) -> None:
@@ -306,11 +281,8 @@ class Zt2Writer:
         self.entries.add(spec.name, entry)
 
     def _misfit(self, name: str) -> UsageError:
-        return UsageError(
-            f"the record of an earlier run does not fit tensor {name!r}; start anew without resuming",
-            rule="zt2.resume-record",
-            where=self._name,
-        )
+        message = f"the record of an earlier run does not fit tensor {name!r}; start anew without resuming"
+        return UsageError(message, rule="zt2.resume-record", where=self._name)
 
     def _settle(self, part: _Writing) -> Placed:
         """Put a part that is complete into its place: an equal blob's, in the base too, or the end of the file."""
@@ -370,7 +342,7 @@ class Zt2Writer:
             self._sink.write_at(target + start, self._read_behind(source, start, size))
 
     def _reserve(self) -> int:
-        """Return the next place for a blob; of the gap is written what is not zero anyway: other bytes may lie there."""
+        """Return the next place for a blob; of the gap is written what other bytes may lie in."""
         offset, (start, end) = align(self._tail, CANONICAL), self._loose or (0, self._tail)
         start, end = max(start, self._tail), min(end, offset)
         if start < end:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import CANONICAL, MAGIC
 from ingot.formats.zt2.profiles import ways
 from ingot.formats.zt2.reader import read_manifest
+from ingot.formats.zt2.specs import is_simple, written_as
+from ingot.formats.zt2.types import ITEM_BYTES
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryTarget
@@ -24,9 +29,13 @@ from ingot.stores.memory import MemoryTarget
 Parts = dict[str, bytes]
 
 
-def written(tensors: dict[str, Parts], order: Callable[[list[str]], list[str]] = sorted) -> bytes:
-    """Write tensors of a codec of nobody, with these parts; ``order`` is that in which parts come."""
+def written(tensors: dict[str, Parts], order: Callable[[list[str]], list[str]] = sorted, before: bytes = b"") -> bytes:
+    """Write tensors of a codec of nobody, with these parts; ``order`` is that in which parts come.
+
+    ``before`` are the bytes that the file has already.
+    """
     target, format = MemoryTarget(), Zt2Format()
+    target.files["x.zt"] = bytearray(before)
     specs = [
         TensorSpec(name, (1,), "u8", "x.own/1", tuple(PartSpec(role, "u8", len(data)) for role, data in parts.items()))
         for name, parts in sorted(tensors.items())
@@ -63,6 +72,50 @@ def test_equal_parts_are_one_blob_and_what_follows_moves_up() -> None:
     used = {span for start, size in places(data).values() for span in range(start, start + size)}
     gaps = bytes(data[at] for at in range(len(MAGIC), 6 * CANONICAL) if at not in used)
     assert not any(gaps)
+
+
+def test_gaps_are_zeros_whatever_lay_there() -> None:
+    chance = random.Random(7)
+    sizes = (1, 10, 70_000, 2 * CANONICAL, 2 * CANONICAL - 1, 150_000)
+    for _ in range(20):
+        pieces = [bytes([1 + number]) * chance.choice(sizes) for number in range(6)]
+        tensors = {name: {role: chance.choice(pieces) for role in "xyz"[: chance.randrange(1, 4)]} for name in "abcdef"}
+        data = written(tensors)
+        assert written(tensors, lambda roles: sorted(roles, reverse=True)) == data
+        assert written(tensors, before=b"\xff" * (len(data) + 100_000)) == data
+        covered = bytearray(data)
+        for offset, length in places(data).values():
+            covered[offset : offset + length] = bytes(length)
+        manifest = int.from_bytes(data[-40:-32], "little")
+        assert not any(covered[len(MAGIC) : manifest])
+
+
+def test_dense_tensors_at_once_and_in_pieces_give_the_same_file() -> None:
+    parts = [b"12345678", b"abcdefgh", b"12345678", b"87654321"]
+    specs = [TensorSpec(f"t{at}", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),)) for at in range(4)]
+    found = []
+    for whole in (True, False):
+        target = MemoryTarget()
+        writer: Any = Zt2Format().writer(target, "x.zt", Artifact(specs, {}), WriteOptions())
+        records = []
+        for spec, data in zip(specs, parts, strict=True):
+            if whole:
+                records.append(writer.add(spec, {"data": data}))
+                continue
+            writer.begin(spec)
+            writer.write("data", data[:3])
+            writer.write("data", data[3:])
+            records.append(writer.end())
+        writer.finish()
+        found.append((records, bytes(target.files["x.zt"])))
+    assert found[0] == found[1]
+
+
+def test_what_is_plainly_fine_is_so_closely() -> None:
+    for dtype, bytes_each in ITEM_BYTES.items():
+        spec = TensorSpec("w", (3,), dtype, DenseLayout.codec, (PartSpec("data", dtype, 3 * bytes_each),))
+        assert is_simple(spec)
+        written_as(spec)
 
 
 @pytest.mark.parametrize("tied", [False, True])
