@@ -13,8 +13,8 @@ from ingot.formats.many import Compact
 from ingot.formats.squizd.directory import Directory, Entry, Written, build
 from ingot.formats.squizd.directory import parse as parse_directory
 from ingot.formats.table import FORMATS
+from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.manifest import Entries
-from ingot.formats.zt2.writer import _Blobs
 
 NAMES = ("b", "a", "aa", "é", "z" * 23, "z" * 24, "ß" * 12, "\U0001f600", "￿x", "a" * 300)
 
@@ -55,7 +55,7 @@ def test_a_directory_is_that_of_all_entries_with_their_masks(count, digest):
 
 
 def test_blobs_of_one_length_and_checksum_are_all_told():
-    blobs = _Blobs()
+    blobs = Blobs()
     assert [blobs.add(5, "crc32c:0x0000000a", offset) for offset in (0, 64, 0, 128, 64)] == [1, 1, 0, 1, 0]
     assert blobs.add(6, "crc32c:0x0000000a", 0)
     assert blobs.at(5, "crc32c:0x0000000a") == [0, 64, 128]
