@@ -286,6 +286,13 @@ def _parsed(data: bytes, where: str, max_items: int) -> Directory:
         raise FormatError(
             "squizd.directory-version", f"expected directory version {VERSION}, found {directory.version}", where=where
         )
+    if directory.ingot_digest is None and (unknown := root.keys() - Directory.__struct_fields__):
+        # Damage makes such a key of that of the digest, or of what lies before it: nothing would be checked.
+        raise FormatError(
+            "squizd.directory-schema",
+            f"expected known keys where there is no digest of the directory, found {sorted(map(str, unknown))[:3]}",
+            where=f"{where}: directory",
+        )
     for text in _digests(directory):
         checksums.known(text, "squizd.digest", where)
     return directory

@@ -157,6 +157,20 @@ def test_no_flipped_bit_outside_of_the_directories_goes_unseen() -> None:
     assert unseen == []
 
 
+def test_a_digest_whose_key_is_damaged_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "x.squizd"
+    ingot.save(path, {"a.weight": np.ones((4, 8), np.float32)}, metadata={"who": "somebody"})
+    data = path.read_bytes()
+    assert data.count(b"ingot_digest") == 1
+    for at in range(12):
+        for bit in (0, 3):
+            flipped = bytearray(data)
+            flipped[data.index(b"ingot_digest") + at] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(IngotError):
+                ingot.open(path)
+
+
 def test_a_flipped_byte_of_every_part_is_found_by_verify(tmp_path: Path) -> None:
     made, path = whole(), tmp_path / "f.squizd"
     catalog = read_catalog(MemorySource(made.data, "f"))
