@@ -141,6 +141,11 @@ def scratch(encoder: Encoder) -> int:
     return int(getattr(encoder, "scratch", 0))
 
 
+def scratch_per_element(encoder: Encoder) -> float:
+    """Return the bytes that encoding takes for each element of a chunk beside its rows and parts, if any are stated."""
+    return float(getattr(encoder, "scratch_per_element", 0))
+
+
 class ChunkParts(dict[str, Array]):
     """What ``encode`` returns where a chunk's bytes alone do not tell ``decode`` what they stand for.
 

@@ -224,7 +224,8 @@ class Encode(Step):
         error = 4 if measured else 0
         # A codec around another hands it a copy of what is kept, and gets it back to measure the error.
         inner = DTYPES[self.tensor.dtype].bits / 8 + error if "inner" in self.spec.params else 0
-        return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner
+        own = base.scratch_per_element(self.encoder)
+        return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner + own
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
         return _Encoding(shape, step=self, watches=watches, measured=measured)

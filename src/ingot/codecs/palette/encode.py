@@ -87,6 +87,9 @@ class PaletteEncoder:
         self.parts: tuple[PartSpec, ...] = params.part_specs(shape)
         self.fit_passes = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
         self.single_chunk = settings.grouped and not settings.sliced
+        # Points as f32, twice for a moment; and where their sums are exact, the same in cells.
+        narrow = params.dtype in ("f16", "bf16")
+        self.scratch_per_element = 0 if params.vector_size == 1 else 14 if narrow else 8
         self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
         self._seen, self._amax, self._ranged = 0, 0.0, self.fit_passes == 1
         self._histogram: fit.Histogram | None = None

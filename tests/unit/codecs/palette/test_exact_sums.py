@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from ingot.codecs.palette import fit
+from ingot.codecs.palette.codec import PaletteCodec
 from ingot.core.dtypes import numpy_dtype
+from ingot.testing.codecs import encode_tensor
 
 
 @pytest.mark.parametrize(
@@ -70,3 +74,18 @@ def test_errors_too_close_to_tell_are_computed(gain: float, monkeypatch: pytest.
     assert not asked
     assert step(second)[0] == (1 - gain < 1 - 1e-4)
     assert asked == [first.tobytes(), second.tobytes()]
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, "f16"), (4, "f16"), (2, "f32")])
+def test_vectors_take_the_memory_that_they_state(size: int, dtype: str) -> None:
+    values = np.random.default_rng(0).normal(size=(1024, 2048)).astype(numpy_dtype(dtype)) / 64
+    options = {"bits": 2, "vector": size}
+    encode_tensor(PaletteCodec(), values[:64], options, dtype=dtype)
+    tracemalloc.start()
+    try:
+        encode_tensor(PaletteCodec(), values, options, dtype=dtype)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    stated = PaletteCodec().encoder(values.shape, dtype, options).scratch_per_element
+    assert most <= (1 << 20) + values.size * stated
