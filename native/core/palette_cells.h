@@ -9,8 +9,9 @@ constexpr std::size_t kCellsOfPart = 64;  // cells in a row that are looked at t
 constexpr std::size_t kPartsAtOnce = 16;
 constexpr std::size_t kBehind = 16;  // elements that may be read behind the last point
 
-// Points of `size` numbers each, 2 or 4, cell by cell: of n + kBehind elements for each number. Boxes are rows of `boxes()` elements:
-// middle and half of the width for each number, of every cell, then of every part, the last repeated up to kPartsAtOnce.
+// Points of `size` numbers each, 2 or 4, cell by cell: n + kBehind elements for each number. Boxes are rows of
+// `boxes_of_a_row()` elements: middle and half of the width for each number, of every cell, then of every part, the last
+// repeated up to kPartsAtOnce.
 template <class Float, class Start>
 struct PaletteCellsOf {
   int size;

@@ -103,7 +103,7 @@ class Step {
   void settle(std::size_t cell, const std::uint8_t* some, std::size_t count) {
     const std::size_t from = at_.starts[cell], to = at_.starts[cell + 1];
     std::uint16_t& owner = found_.owners[cell];
-    if (from >= to || to > at_.n || (count == 1 && owner == some[0])) return;
+    if (from >= to || to > at_.n || count == 0 || (count == 1 && owner == some[0])) return;  // 0: centroids are not numbers
     if (count == 1 && owner != kMixed) {
       pass_on(from, to, owner, some[0]);
       owner = some[0];

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -103,31 +105,14 @@ def test_what_does_not_fit_is_refused_and_never_followed() -> None:
         kernels.palette_step(columns, starts, boxes, 0, 1, points[:3], codes, owners, sums[:-1].copy(), counts)
     wrong = starts.copy()
     wrong[1::2] = 1 << 31  # cells past all points, and such as end before they begin
-    for owner in (3, 255, 256, 257, 65535):
-        kernels.palette_step(
-            columns,
-            wrong,
-            boxes,
-            0,
-            1,
-            points[:3],
-            np.full(100, 255, np.uint8),
-            np.full(64, owner, np.uint16),
-            sums,
-            counts,
-        )
-        kernels.palette_step(
-            columns,
-            starts,
-            boxes,
-            0,
-            1,
-            points[:3],
-            np.full(100, 255, np.uint8),
-            np.full(64, owner, np.uint16),
-            sums,
-            counts,
-        )
+    for owner, begins in product((3, 255, 256, 257, 65535), (wrong, starts)):
+        some, owned = np.full(100, 255, np.uint8), np.full(64, owner, np.uint16)
+        kernels.palette_step(columns, begins, boxes, 0, 1, points[:3], some, owned, sums, counts)
+    before = sums.copy(), counts.copy()
+    nobody, some = np.full(64, 257, np.uint16), np.full(100, 255, np.uint8)
+    nowhere = np.full((3, 2), np.nan, np.float32)
+    kernels.palette_step(columns, starts, boxes, 0, 1, nowhere, some, nobody, sums, counts)
+    assert (sums.tobytes(), counts.tobytes()) == (before[0].tobytes(), before[1].tobytes())
     with pytest.raises(ValueError, match="expected"):
         kernels.palette_codes(places + np.uint16(64), starts, codes, codes.copy())
     with pytest.raises(ValueError, match="expected"):
