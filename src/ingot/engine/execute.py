@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ingot.core.atomic import Staging
@@ -21,7 +22,7 @@ from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter, LateMetadata
-from ingot.formats.many import AddsWhole
+from ingot.formats.many import AddsWhole, add_in_pieces
 from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
@@ -274,8 +275,8 @@ class _Small:
     """Writes tensors all of whose bytes are there, one after the other."""
 
     def __init__(self, writer: FormatWriter) -> None:
-        self._writer, self._spec = writer, TensorSpec("", (), "", "", ())
-        self._add = writer.add if isinstance(writer, AddsWhole) else self._in_pieces
+        self._spec = TensorSpec("", (), "", "", ())
+        self._add = writer.add if isinstance(writer, AddsWhole) else partial(add_in_pieces, writer)
 
     def of(self, spec: TensorSpec) -> Sink:
         """Take the next tensor's spec."""
@@ -287,12 +288,6 @@ class _Small:
 
     def close(self) -> dict[str, Any]:
         return self._record
-
-    def _in_pieces(self, spec: TensorSpec, parts: Mapping[str, Any]) -> dict[str, Any]:
-        self._writer.begin(spec)
-        for role, data in parts.items():
-            self._writer.write(role, data)
-        return self._writer.end()
 
 
 class _Restored:

@@ -7,7 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from ingot.formats.base import Format, FormatWriter
 from ingot.model.bytesource import Buffer
+from ingot.model.layouts.dense import DATA
 from ingot.model.spec import TensorSpec
+
+SMALL = 1 << 16
+"""Bytes of a tensor that are sooner written in one call."""
 
 
 @runtime_checkable
@@ -24,3 +28,19 @@ class Compact(Format, Protocol):
     """A format whose writer keeps little of a small tensor: at most ``entry`` bytes until the end, with the report."""
 
     per_tensor: int
+
+
+def add_in_pieces(writer: FormatWriter, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
+    """Write a whole tensor by ``begin``, ``write`` and ``end``; return its record."""
+    writer.begin(spec)
+    for role, data in parts.items():
+        writer.write(role, data)
+    return writer.end()
+
+
+def small(spec: TensorSpec, parts: Mapping[str, Buffer]) -> memoryview | None:
+    """Return the bytes of a tensor whose only part is ``data``, of its spec's length; None if they are many."""
+    if len(parts) != 1 or DATA not in parts:
+        return None
+    whole = memoryview(parts[DATA])
+    return whole.cast("B") if whole.nbytes == spec.parts[0].length and whole.nbytes <= SMALL else None

@@ -15,17 +15,16 @@ from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UsageError
+from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import MAGIC, align, place
 from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written, is_plain, layout_order
 from ingot.model.bytesource import Buffer, Sink
-from ingot.model.layouts.dense import DATA
 from ingot.model.spec import PartSpec, TensorSpec
 
 _CRC = "crc32c"
-_SMALL = 1 << 16  # bytes that are sooner copied than written by themselves
 
 
 class _Blob:
@@ -143,14 +142,8 @@ class ZtWriter:
 
     def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
         """Write a whole tensor whose stored bytes are at hand."""
-        if len(parts) == 1 and DATA in parts and is_plain(spec):
-            whole = memoryview(parts[DATA])
-            if whole.nbytes == spec.parts[0].length and whole.nbytes <= _SMALL:
-                return self._add_small(spec, whole.cast("B"))
-        self.begin(spec)
-        for role, data in parts.items():
-            self.write(role, data)
-        return self.end()
+        whole = small(spec, parts) if is_plain(spec) else None
+        return add_in_pieces(self, spec, parts) if whole is None else self._add_small(spec, whole)
 
     def _add_small(self, spec: TensorSpec, data: memoryview) -> dict[str, Any]:
         """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""

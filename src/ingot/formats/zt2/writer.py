@@ -13,6 +13,7 @@ from typing import Any
 
 from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
@@ -37,7 +38,6 @@ from ingot.model.layouts.dense import DATA
 from ingot.model.spec import PartSpec, TensorSpec
 
 _PIECE = 1 << 20
-_SMALL = 1 << 16  # bytes of a tensor that are sooner written at once
 
 
 class _Writing:
@@ -177,14 +177,8 @@ class Zt2Writer:
 
     def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
         """Write a whole tensor whose stored bytes are at hand."""
-        if self._base is None and is_simple(spec):
-            whole = memoryview(parts[DATA])
-            if whole.nbytes == spec.parts[0].length and whole.nbytes <= _SMALL:
-                return self._add_small(spec, whole.cast("B"))
-        self.begin(spec)
-        for role, data in parts.items():
-            self.write(role, data)
-        return self.end()
+        whole = small(spec, parts) if self._base is None and is_simple(spec) else None
+        return add_in_pieces(self, spec, parts) if whole is None else self._add_small(spec, whole)
 
     def _add_small(self, spec: TensorSpec, data: memoryview) -> dict[str, Any]:
         """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
