@@ -363,13 +363,17 @@ def test_a_cache_of_inference_goes_on_outside_of_it() -> None:
 
 
 def test_a_cache_that_begins_again_leaves_its_room() -> None:
-    cache = filled(5)
+    cache, plain = filled(5), filled(5)
     append(cache, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
+    plain.update(torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
     left = weakref.ref(cache.layers[0].ingot_room.keys)
-    cache.reset()
-    keys, _ = append(cache, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)
-    assert keys.shape[2] == 3
-    assert left() is None
+    for one in (cache, plain):
+        one.reset()
+    found = append(cache, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)
+    wanted = plain.update(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+    if found[0].shape[2] == 3:  # transformers 5.7 puts zeros over what was there, and goes on behind them
+        assert left() is None
 
 
 def test_other_caches_do_as_they_do() -> None:
