@@ -55,6 +55,7 @@ void bind_heap(nb::module_& m);
 void bind_isa(nb::module_& m);
 void bind_kv_cache(nb::module_& m);
 void bind_layer(nb::module_& m);
+void bind_many(nb::module_& m);
 void bind_mapping(nb::module_& m);
 void bind_palette(nb::module_& m);
 void bind_pool(nb::module_& m);

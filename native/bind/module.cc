@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
   bind_floats(m);
   bind_kv_cache(m);
   bind_layer(m);
+  bind_many(m);
   bind_mapping(m);
   bind_palette(m);
   bind_pool(m);

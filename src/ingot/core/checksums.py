@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from ingot.core import native
 from ingot.errors import FormatError, IntegrityError
 
 Buffer = bytes | bytearray | memoryview
+Array = NDArray[Any]
 
 _SYNTAX = {
     "crc32c": re.compile(r"crc32c:(?:0x)?([0-9a-fA-F]{1,8})\Z"),
@@ -111,6 +114,7 @@ HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
 _KNOWN: dict[str, Callable[[], Hasher]] = {**HASHERS, "xxh3": Xxh3}
 WIDTHS = {"crc32c": 4, "sha256": 32, "xxh3": 8}
 """The digests that parts of a container may have, and their bytes."""
+_SHA256 = len("sha256:") + 64
 
 
 def hasher(algorithm: str) -> Hasher:
@@ -152,13 +156,42 @@ def kind(text: str) -> str | None:
 
 def proves(text: str, data: Buffer) -> bool:
     """Whether ``data`` has this digest, quickly: False too where that takes a closer look, for whoever takes it."""
-    value = text[9:]
-    if len(value) != 8 or not text.startswith("crc32c:0x") or not (value.isascii() and value.isalnum()):
+    prefix, _, value = text.partition(":")
+    if prefix == "crc32c":
+        value = value[2:] if value.startswith("0x") else ""
+    if len(value) != 2 * WIDTHS.get(prefix, 0) or not (value.isascii() and value.isalnum()):
         return False
     try:
-        return int(value, 16) == native.crc32c(data, 0)
+        stated = int(value, 16)
     except ValueError:
         return False
+    if prefix == "crc32c":
+        return stated == native.crc32c(data, 0)
+    return stated == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))
+
+
+Pieces = tuple[Array, Array, Array]
+"""Bytes, and where pieces of them begin and how long they are."""
+
+
+def prove_each(pieces: Pieces, text: Buffer, begins: Array, sizes: Array) -> NDArray[np.bool_]:
+    """Tell of pieces whether each has its digest, quickly, as ``proves``; those without one have it.
+
+    Digests lie in ``text``: where each begins, below 0 for none, and how long it is.
+    """
+    found = np.ones(begins.size, np.uint8)
+    data, starts, lengths = pieces
+    stated = np.flatnonzero(begins >= 0)
+    if stated.size < begins.size:
+        starts, lengths, begins, sizes = (each[stated] for each in (starts, lengths, begins, sizes))
+    proven = np.empty(stated.size, np.uint8)
+    native.kernels.prove_each(data, starts, lengths, text, begins, sizes, proven)
+    for at in np.flatnonzero((proven == 0) & (sizes == _SHA256)).tolist():
+        start, length = int(starts[at]), int(lengths[at])
+        digest = bytes(text[begins[at] : begins[at] + sizes[at]]).decode("ascii", "replace")
+        proven[at] = proves(digest, data[start : start + length].data)
+    found[stated] = proven
+    return found.view(np.bool_)
 
 
 def same(expected: str, found: str) -> bool:

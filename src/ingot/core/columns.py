@@ -172,6 +172,11 @@ class Rows(Mapping[str, T], Generic[T]):
     def __init__(self, rows: Mapping[str, int], make: Callable[[int], T]) -> None:
         self._rows, self._make = rows, make
 
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """The rows by name, in order."""
+        return self._rows
+
     def __getitem__(self, name: str) -> T:
         return self._make(self._rows[name])
 

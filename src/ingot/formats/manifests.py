@@ -1,25 +1,16 @@
-"""What manifests of zTensor, of both versions, have in common: how messages name a tensor, which one broke the schema,
-and columns of dense tensors.
-"""
+"""What manifests of zTensor, of both versions, have in common: how messages name a tensor, which broke the schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.core.columns import Column, chosen, numbers
+from ingot.core.columns import Column, numbers
 from ingot.errors import FormatError
-from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.part import Part
-from ingot.model.tensor import Tensor
-
-Flags = NDArray[np.bool_]
 
 
 def label(file: str, name: str, role: str | None = None) -> str:
@@ -65,81 +56,6 @@ class Schema:
         if "missing required field" in message:
             return self.missing
         return self.range if "`int` >=" in message or "`int` <=" in message else self.wrong
-
-
-@dataclass(frozen=True, slots=True)
-class DenseColumns:
-    """Columns of dense tensors in one raw part that states nothing more than its digest, as most are.
-
-    Parameters
-    ----------
-    data : bytes
-        What was decoded.
-    rows : dict
-        All tensors by name; of these, ``simple`` tells which are meant.
-    shape : Column
-        By row.
-    first : memoryview
-        By row the first of its parts.
-    dtype, offset, length, digest : Column or memoryview
-        By part.
-    """
-
-    data: bytes
-    rows: dict[str, int]
-    simple: bytes
-    shape: Column
-    first: memoryview
-    dtype: Column
-    offset: memoryview
-    length: memoryview
-    digest: Column
-
-    def tensors(
-        self, source: ByteSource, *, verify: bool, digest_of_decoded: bool = False
-    ) -> Callable[[str], Tensor | None]:
-        """Return what makes such tensors, without an object between, and None of others."""
-        rows, simple, first, dtypes, digests = self.rows, self.simple, self.first, self.dtype, self.digest
-
-        def make(name: str) -> Tensor | None:
-            row = rows[name]
-            if not simple[row]:
-                return None
-            at = first[row]
-            dtype, begin = dtypes.texts[dtypes.first[at]], digests.first[at]
-            part = Part(
-                dtype=dtype,
-                length=self.length[at],
-                source=source,
-                offset=self.offset[at],
-                digest=None if begin < 0 else self.data[begin : begin + digests.second[at]].decode(),
-                digest_of_decoded=digest_of_decoded,
-                where=label(source.name, name, DATA),
-                verify=verify,
-            )
-            return Tensor(name, self.shape.sizes(row), dtype, DenseLayout.codec, {DATA: part})
-
-        return make
-
-    def kind(self, name: str) -> Hashable:
-        """Return what tells the kinds of such tensors (``Many.kind``), and None of others."""
-        row = self.rows[name]
-        return (self.dtype.first[self.first[row]], self.shape.sizes(row)) if self.simple[row] else None
-
-
-def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
-    """Return which tensors are dense ones without attributes in one part, of which columns of parts say nothing.
-
-    ``codecs`` and ``attributes`` are columns of tensors, ``starts`` their first parts and the end, ``absent`` those of
-    parts.
-    """
-    first = numbers(starts)
-    stated = np.zeros(int(first[-1]) + 1, bool)  # the last for tensors without parts behind all others
-    for column in absent:
-        stated[:-1] |= numbers(column.first) >= 0
-    alone: Flags = (np.diff(first) == 1) & ~stated[first[:-1]]
-    alone &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
-    return alone
 
 
 def has_maps(column: Column, data: bytes) -> bool:

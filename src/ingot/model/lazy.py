@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+from ingot.model.bulk import Bulk
+
 T = TypeVar("T")
 
 
@@ -16,6 +18,11 @@ class Many(Mapping[str, T], Generic[T]):
         be the only one. Cheaper than the value."""
         return None
 
+    @property
+    def bulk(self) -> Bulk | None:
+        """Where those of the values lie that can be read together; None where nobody knows."""
+        return None
+
     def passing(self, name: str) -> T:
         """Return a value for somebody who does not keep it: nor does the mapping."""
         return self[name]
@@ -23,6 +30,12 @@ class Many(Mapping[str, T], Generic[T]):
     def where(self, test: Callable[[T], bool]) -> list[str]:
         """Return the names of the values that pass a test, which is made once of those of a kind."""
         known: dict[Hashable, bool] = {}
+        bulk = self.bulk
+        if bulk is not None:
+            values, _, others = bulk.counted(None)
+            passing = [name for name in values if test(self.passing(name))]
+            if not passing and not others:  # asked of most files, for what few have
+                return []
         found = []
         for name in self:
             kind = self.kind(name)
@@ -38,6 +51,10 @@ class Many(Mapping[str, T], Generic[T]):
         values: list[T] = []
         counts: list[int] = []
         known: dict[Hashable, int] = {}
+        bulk = self.bulk
+        if bulk is not None:
+            alike, counts, names = bulk.counted(names)
+            values = [self.passing(name) for name in alike]
         for name in self if names is None else names:
             kind = self.kind(name)
             number = None if kind is None else known.get(kind)
@@ -86,12 +103,23 @@ class Lazy(Many[T]):
         Makes the value of a name. Of two threads that ask at the same time both may make one; both get the first.
     kind : callable, optional
         See ``Many.kind``.
+    bulk : callable, optional
+        See ``Many.bulk``; asked once.
+    brief : callable, optional
+        As ``make``, of a value that is kept: one that takes little memory before it is looked at.
     """
 
     def __init__(
-        self, names: Collection[str], make: Callable[[str], T], kind: Callable[[str], Hashable] | None = None
+        self,
+        names: Collection[str],
+        make: Callable[[str], T],
+        kind: Callable[[str], Hashable] | None = None,
+        bulk: Callable[[], Bulk | None] | None = None,
+        brief: Callable[[str], T] | None = None,
     ) -> None:
         self._names, self._make, self._kind = names, make, kind
+        self._brief, self._find_bulk = brief or make, bulk
+        self._bulk: Bulk | None = None
         self._made: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -100,7 +128,7 @@ class Lazy(Many[T]):
             return made
         if name not in self._names:
             raise KeyError(name)
-        return self._made.setdefault(name, self._make(name))
+        return self._made.setdefault(name, self._brief(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -110,6 +138,14 @@ class Lazy(Many[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
+
+    @property
+    def bulk(self) -> Bulk | None:
+        find = self._find_bulk
+        if find is not None:
+            self._bulk = find()
+            self._find_bulk = None
+        return self._bulk
 
     def kind(self, name: str) -> Hashable:
         return None if self._kind is None else self._kind(name)

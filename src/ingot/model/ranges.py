@@ -38,6 +38,16 @@ def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
     return bytes(out)
 
 
+def read_each(source: ByteSource, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill several buffers, each from its offset, as ``ByteSource.readinto`` does."""
+    together = getattr(source, "readinto_each", None)
+    if together is not None:  # which asks about the file once
+        together(ranges)
+        return
+    for offset, out in ranges:
+        source.readinto(offset, out)
+
+
 def coalesced(ranges: Iterable[Range], gap: int = GAP, most: int = MAX_REQUEST) -> list[Range]:
     """Return few ranges that hold all of these, in order.
 

@@ -16,6 +16,7 @@ from ingot.formats.base import Catalog, ConfigKeys, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.patch import read_pairs
+from ingot.model.bulk import Bulk
 from ingot.model.bytesource import Stamped
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
@@ -147,6 +148,10 @@ class _Decoding(Many[Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return _decoding(self._tensors[name])
+
+    @property
+    def bulk(self) -> Bulk | None:
+        return self._tensors.bulk
 
     def kind(self, name: str) -> Hashable:
         return self._tensors.kind(name)

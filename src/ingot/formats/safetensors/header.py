@@ -52,6 +52,20 @@ class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 
 
+class Entries(Rows[Entry]):
+    """The entries of a header in the order of their bytes, made when they are asked for; columns of all."""
+
+    __slots__ = ("dtypes", "offsets", "shapes")
+
+    def __init__(self, rows: Mapping[str, int], dtypes: Column, shapes: Column, offsets: Column) -> None:
+        super().__init__(rows, self._entry)
+        self.dtypes, self.shapes, self.offsets = dtypes, shapes, offsets
+
+    def _entry(self, row: int) -> Entry:
+        offsets = self.offsets
+        return Entry(self.dtypes.text(row) or "", self.shapes.sizes(row), (offsets.first[row], offsets.second[row]))
+
+
 _ROW = record(field("dtype", "text"), field("shape", "sizes"), field("data_offsets", "pair"))
 _TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
 _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
@@ -75,16 +89,11 @@ def _quick(data: bytes, buffer_length: int) -> Header | None:
     table = json_table(data, _ROW, aside=METADATA)
     if table is None or not _covers(table.columns, buffer_length):
         return None
-    dtypes, shapes, offsets = table.columns
-
-    def make(row: int) -> Entry:
-        return Entry(dtypes.text(row) or "", shapes.sizes(row), (offsets.first[row], offsets.second[row]))
-
     try:
         metadata = _strict(table.rest, 0, "").metadata
     except FormatError:
         return None
-    return Header(Rows(table.rows, make), metadata)
+    return Header(Entries(table.rows, *table.columns), metadata)
 
 
 def _covers(columns: Sequence[Column], buffer_length: int) -> bool:

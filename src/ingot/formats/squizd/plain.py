@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.core.columns import Array, chosen, numbers
 from ingot.core.dtypes import DTYPES
+from ingot.formats.dense_columns import DenseColumns, Flags, storage_types
 from ingot.formats.squizd.blocks import DTYPE_CODES, MOST, NPCL, npcl
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import Entries, EntryColumns
@@ -22,7 +23,6 @@ from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.ranges import HeaderSource
 from ingot.model.spec import PartSpec, TensorSpec
 
-Flags = NDArray[np.bool_]
 Span = tuple[int, int]
 
 _FIXED = 12  # bytes of a block's header before its sizes
@@ -58,7 +58,7 @@ class Found(Mapping[str, Located]):
     """Tensors as found, in the order of a directory: plain ones are made when they are asked for."""
 
     def __init__(self, plain: Plain, closely: dict[str, Located]) -> None:
-        self._entries = plain.entries
+        self._entries, self._plain = plain.entries, plain
         self.closely = closely
 
     def __getitem__(self, name: str) -> Located:
@@ -69,6 +69,37 @@ class Found(Mapping[str, Located]):
         form, parts = _dense(entry.dtype, entry.shape)
         spec = TensorSpec(name, entry.shape, entry.dtype, DenseLayout.codec, parts)
         return Located(spec, form, entry.offset, digests=entry.digests)
+
+    def dense(self) -> DenseColumns:
+        """Return the plain ones of storage types, as most are."""
+        columns, plain = self._entries.columns, self._plain
+        simple = np.zeros(len(self._entries), np.bool_)
+        simple[plain.places] = True
+        types = storage_types(columns.dtype)
+        simple &= np.array([*(row is not None for row in types), False])[numbers(columns.dtype.first)]
+        first, texts = numbers(columns.digests.first), columns.digests.inner[0]
+        counts = np.diff(first)
+        simple &= counts <= 1
+        begins, sizes = np.full(counts.size, -1, np.int64), np.zeros(counts.size, np.int64)
+        own = np.flatnonzero(counts == 1)
+        begins[own], sizes[own] = numbers(texts.first)[first[own]], numbers(texts.second)[first[own]]
+        offsets, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
+        heads = _FIXED + _WORD * np.diff(numbers(columns.shape.second))[plain.places]
+        offsets[plain.places] = plain.starts + heads
+        lengths[plain.places] = plain.ends - plain.starts - heads
+        return DenseColumns(
+            columns.data,
+            self._entries.rows,
+            simple.tobytes(),
+            columns.shape,
+            None,
+            columns.dtype,
+            types,
+            offsets.data,
+            lengths.data,
+            begins.data,
+            sizes.data,
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from ingot.core import checksums
 from ingot.core.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.dense_columns import DenseColumns, DenseTensors
 from ingot.formats.squizd.blocks import Block
 from ingot.formats.squizd.carry import Form, form_of
 from ingot.formats.squizd.directory import Entry
@@ -105,6 +107,13 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
             yield PartSpec(ZEROS, entry.scales, length)
 
 
+@runtime_checkable
+class InColumns(Protocol):
+    """Tensors as found, most of them in columns."""
+
+    def dense(self) -> DenseColumns: ...
+
+
 def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
     """Return the tensors, in file order."""
 
@@ -114,7 +123,8 @@ def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bo
         parts = {part.role: _part(source, found, part, verify=verify) for part in spec.parts}
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
-    return Lazy(located, make)
+    dense = located.dense() if isinstance(located, InColumns) else None
+    return Lazy(located, make) if dense is None else DenseTensors(dense, source, verify=verify).lazy(located, make)
 
 
 def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool) -> Part:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.wdelta.bulk import FIELDS, sparse_bulk
 from ingot.formats.wdelta.digest import check_digest
-from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header, parse
 from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, Span, unpack_prefix
-from ingot.formats.wdelta.walk import walk
+from ingot.formats.wdelta.layout import FIELDS as _FIELDS
+from ingot.formats.wdelta.records import Located
+from ingot.formats.wdelta.walk import Spans, walk
 from ingot.model.bytesource import ByteSource
+from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes
 from ingot.model.tensor import Tensor
+
+_SPARSE = STRATEGIES["sparse"]
 
 
 def read_catalog(source: ByteSource, name: str) -> Catalog:
@@ -31,7 +37,7 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     header = parse(raw, version, name)
     spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header, name)
     return Catalog(
-        Lazy(spans, lambda tensor: _tensor(source, tensor, header.tensors[tensor], spans[tensor], name)),
+        _tensors(source, header, spans, name),
         metadata=header.metadata(),
         headers={name: raw},
         sources=(source,),
@@ -64,12 +70,43 @@ def _read_header(source: HeaderSource, name: str) -> tuple[int, bytes]:
     return version, bytes(source.window(PREFIX, length)[:length])
 
 
-def _tensor(source: ByteSource, name: str, entry: Entry, spans: Mapping[str, Span], file: str) -> Tensor:
-    parts = {}
-    for field in STRATEGIES[entry.strategy].fields:
-        span = spans[field]
-        parts[field] = Part(span.dtype, span.length, source, span.offset, where=f"{file}: {name}: {field}")
-    return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
+def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Lazy[Tensor]:
+    """Return the tensors in the order of their records."""
+
+    def make(name: str) -> Tensor:
+        entry = header.tensors[name]
+        return Tensor(name, entry.shape, "f32", entry.codec, parts_of(name), entry.params())
+
+    def parts_of(name: str, row: int = 0) -> dict[str, Part]:
+        return _parts(source, spans[name], f"{file}: {name}")
+
+    columns = header.columns
+    if columns is None or not isinstance(spans, Located):
+        return Lazy(spans, make)
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few differ, as do parameters
+    params: dict[bytes, Mapping[str, Any]] = {}
+
+    def brief(name: str) -> Tensor:
+        row = columns.rows[name]
+        if columns.strategy.text(row) != _SPARSE.name:
+            return make(name)
+        shape, at = columns.shape.sizes(row), columns.decimals[0].span(row)
+        stated = b"" if at is None else bytes(columns.data[at])
+        if stated not in params:
+            params[stated] = columns.entry(row).params()
+        parts = LateParts(FIELDS, parts_of, name, row)
+        return Tensor(name, shapes.setdefault(shape, shape), "f32", _SPARSE.codec, parts, params[stated])
+
+    return Lazy(spans, make, None, lambda: sparse_bulk(source, columns, spans.places(FIELDS)), brief)
+
+
+def _parts(source: ByteSource, spans: Mapping[str, Span], where: str) -> dict[str, Part]:
+    """Return a tensor's parts, in the order in which they are written."""
+    return {
+        field: Part(span.dtype, span.length, source, span.offset, where=f"{where}: {field}")
+        for field in _FIELDS
+        if (span := spans.get(field)) is not None
+    }
 
 
 def _notes(header: Header) -> list[tuple[str, str]]:

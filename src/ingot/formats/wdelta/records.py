@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.core.columns import Array, Column, Heads, Rows, chosen, numbers
 from ingot.formats.wdelta.entries import EntryColumns
 from ingot.formats.wdelta.layout import FIELDS, ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Span
+from ingot.model.bulk import Places
 from ingot.model.ranges import HeaderSource
 
 # Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
@@ -53,7 +55,36 @@ def _lengths(texts: Collection[str]) -> Array:
     return np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.int64)
 
 
-def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> Rows[dict[str, Span]] | None:
+class Located(Rows[dict[str, Span]]):
+    """Arrays by tensor and field, made when they are asked for."""
+
+    __slots__ = ("_places", "_records")
+
+    def __init__(self, records: _Records, places: NDArray[np.int32], entries: EntryColumns) -> None:
+        in_order = records.in_order
+        super().__init__(entries.rows if in_order else {name: entries.rows[name] for name in records.names}, self.spans)
+        self._records, self._places = records, places
+
+    def spans(self, row: int) -> dict[str, Span]:
+        """Return the arrays of one entry."""
+        records = self._records
+        counts, lengths, offsets = (each.data for each in (records.counts, records.lengths, records.offsets))
+        return {
+            name: Span(ITEM[records.dtype.text(place) or ""][0], counts[place], offsets[place], lengths[place])
+            for name, place in zip(FIELDS, self._places[row].tolist(), strict=True)
+            if place >= 0
+        }
+
+    def places(self, fields: Sequence[str]) -> dict[str, Places]:
+        """Return by entry where arrays lie; anything for who has no such."""
+        found, records = {}, self._records
+        for name in fields:
+            at = self._places[:, _NUMBER[name]]
+            found[name] = Places(records.offsets[at], records.lengths[at])
+        return found
+
+
+def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> Located | None:
     """Locate every array of the payload; None where a closer look is needed."""
     records = _records(source, start, end, entries)
     if records is None or not _sound(records, entries):
@@ -62,17 +93,7 @@ def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColum
     places[records.row, records.field] = np.arange(records.row.size, dtype=np.int32)
     if np.count_nonzero(places >= 0) != records.row.size:  # one of them twice
         return None
-    counts, lengths, offsets = (each.data for each in (records.counts, records.lengths, records.offsets))
-
-    def make(row: int) -> dict[str, Span]:
-        found = places[row].tolist()
-        return {
-            name: Span(ITEM[records.dtype.text(place) or ""][0], counts[place], offsets[place], lengths[place])
-            for name, place in zip(FIELDS, found, strict=True)
-            if place >= 0
-        }
-
-    return Rows(entries.rows if records.in_order else {name: entries.rows[name] for name in records.names}, make)
+    return Located(records, places, entries)
 
 
 def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> _Records | None:

@@ -13,7 +13,8 @@ from ingot.core.chunk_digests import StatedChunks
 from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.manifests import DenseColumns, Flags, has_maps, plain_dense
+from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense, storage_types
+from ingot.formats.manifests import has_maps
 from ingot.formats.zt.manifest import Component, Manifest, Object, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -85,9 +86,18 @@ class Columns:
         parts, starts = self.parts, self.components.first
         absent = parts.type, parts.uncompressed, parts.encoding, parts.chunks
         simple = plain_dense(self.format, self.attributes, starts, *absent)
-        offsets, lengths = parts.offset.first, parts.length.first
         return DenseColumns(
-            self.data, self.rows, simple.tobytes(), self.shape, starts, parts.dtype, offsets, lengths, parts.digest
+            self.data,
+            self.rows,
+            simple.tobytes(),
+            self.shape,
+            starts,
+            parts.dtype,
+            storage_types(parts.dtype),
+            parts.offset.first,
+            parts.length.first,
+            parts.digest.first,
+            parts.digest.second,
         )
 
     def suspects(self) -> list[str]:

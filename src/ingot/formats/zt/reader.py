@@ -12,6 +12,7 @@ from ingot.core.encodings import ENCODINGS
 from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.dense_columns import DenseTensors
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.manifests import kinds, label
 from ingot.formats.zt.columns import Columns, decode
@@ -140,13 +141,9 @@ def tensors_of(
     source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
 ) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
-    dense = None if columns is None else columns.dense()
-    simple = None if dense is None else dense.tensors(source, verify=verify)
+    simple = None if columns is None else DenseTensors(columns.dense(), source, verify=verify)
 
-    def make(name: str) -> Tensor:
-        plain = None if simple is None else simple(name)
-        if plain is not None:
-            return plain
+    def closely(name: str) -> Tensor:
         obj = objects[name]
         parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
@@ -171,7 +168,7 @@ def tensors_of(
             verify=verify,
         )
 
-    return Lazy(objects, make, None if dense is None else dense.kind)
+    return Lazy(objects, closely) if simple is None else simple.lazy(objects, closely)
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,8 @@ from ingot.core.columns import (
 )
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.manifests import DenseColumns, Flags, has_maps, plain_dense
+from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense, storage_types
+from ingot.formats.manifests import has_maps
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, parse
 from ingot.formats.zt2.types import ITEM_BYTES, KNOWN, storage_of
 from ingot.model.layouts.dense import DATA
@@ -81,9 +82,18 @@ class Columns:
         parts, starts = self.parts, self.roles.first
         absent = parts.type, parts.shard, parts.encoding, parts.decoded
         simple = plain_dense(self.layout, self.attributes, starts, *absent)
-        offsets, lengths = parts.blob.first, parts.blob.second
         return DenseColumns(
-            self.data, self.rows, simple.tobytes(), self.shape, starts, parts.dtype, offsets, lengths, parts.digest
+            self.data,
+            self.rows,
+            simple.tobytes(),
+            self.shape,
+            starts,
+            parts.dtype,
+            storage_types(parts.dtype),
+            parts.blob.first,
+            parts.blob.second,
+            parts.digest.first,
+            parts.digest.second,
         )
 
     def suspects(self) -> list[str]:

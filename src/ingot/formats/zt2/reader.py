@@ -10,6 +10,7 @@ from ingot.core.encodings import ENCODED
 from ingot.core.gcpause import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.dense_columns import DenseTensors
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.manifests import kinds, label
 from ingot.formats.zt.rules import logical_dtype
@@ -118,13 +119,11 @@ def catalog_of(manifest: Manifest, headers: Mapping[str, bytes], sources: Source
 
 def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool) -> Lazy[Tensor]:
     """Return the manifest's tensors, in file order."""
-    dense = objects.columns.dense() if isinstance(objects, Objects) else None
-    simple = None if dense is None else dense.tensors(sources[None], verify=verify, digest_of_decoded=True)
+    simple = None
+    if isinstance(objects, Objects):
+        simple = DenseTensors(objects.columns.dense(), sources[None], verify=verify, digest_of_decoded=True)
 
-    def make(name: str) -> Tensor:
-        plain = None if simple is None else simple(name)
-        if plain is not None:
-            return plain
+    def closely(name: str) -> Tensor:
         obj = objects[name]
         found = meaning(obj)
         parts = {}
@@ -155,7 +154,7 @@ def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool)
             verify=verify,
         )
 
-    return Lazy(objects, make, None if dense is None else dense.kind)
+    return Lazy(objects, closely) if simple is None else simple.lazy(objects, closely)
 
 
 def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -21,10 +21,12 @@ from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
+from ingot.engine.bulk import groups, whole
 from ingot.engine.chunks import chunks, matrix_of, weight
 from ingot.errors import CodecError, FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.lazy import Many, as_many
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part
 from ingot.model.report import Figure, Line, Report, table_of
@@ -61,8 +63,9 @@ class Finding:
     message: str
 
 
-ByTensor = Callable[[Sequence[Tensor], Progress], Iterable[list[Finding]]]
-"""Checks tensors, and tells what each gave, in order."""
+ByTensor = Callable[[Many[Tensor], Progress, str | None], Iterable[list[Finding]]]
+"""Checks tensors, and tells what each gave, in order; of a rule that nobody wants to know it may say nothing."""
+_NO_DIGEST = "part.no-digest"
 
 
 def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Report:
@@ -133,12 +136,12 @@ def _elsewhere(options: VerifyOptions, source: Source) -> ByTensor:
     if not is_elsewhere(options.engine, options.address):
         return _here
 
-    def by_workers(tensors: Sequence[Tensor], state: Progress) -> Iterable[list[Finding]]:
+    def by_workers(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterable[list[Finding]]:
         from ingot.engine.cluster.pool import pool_of
         from ingot.ops.cluster.spread import Inquiry, Wanted, spread
 
         inquiry = Inquiry(_opened, _tensor, replace(options, progress=None), {"path": source.url}, source.identity())
-        wanted = [Wanted(number, tensor.nbytes) for number, tensor in enumerate(tensors)]
+        wanted = [Wanted(number, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return spread(inquiry, wanted, pool, state)
 
@@ -159,12 +162,35 @@ def _tensors(source: Source) -> list[Tensor]:
         return list(checkpoint_of(source).values())
 
 
-def _here(tensors: Sequence[Tensor], state: Progress) -> Iterator[list[Finding]]:
+def _here(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterator[list[Finding]]:
     """Check tensors in this process."""
-    checked = ordered_together(_tensor, tensors, weight)
-    for tensor, findings in zip(tensors, checked, strict=True):
-        state.advance(tensor.nbytes, tensor.name)
-        yield findings
+    many, telling = tensors.bulk, silent != _NO_DIGEST
+
+    def check(item: Tensor | list[str]) -> Iterator[tuple[str, int, list[Finding]]]:
+        if isinstance(item, Tensor):
+            yield item.name, item.nbytes, _tensor(item)
+        elif many is not None:
+            notes = many.undigested(item) if telling else [False] * len(item)
+            for name, nbytes, good, note in zip(item, many.sizes(item), whole(many, item), notes, strict=True):
+                if not good:
+                    yield name, nbytes, _tensor(tensors.passing(name))
+                else:
+                    yield name, nbytes, [_no_digest(f"{name}/{role}") for role in many.parts] if note else []
+
+    items = (tensors.passing(item) if isinstance(item, str) else item for item in groups(many, tensors))
+    for found in ordered_together(lambda item: [*check(item)], items, _weight):
+        for name, nbytes, findings in found:
+            state.advance(nbytes, name)
+            yield findings
+
+
+def _weight(item: Tensor | list[str]) -> int:
+    """As ``ordered_together`` weighs: small tensors are light, also many of them."""
+    return weight(item) if isinstance(item, Tensor) else 0
+
+
+def _no_digest(where: str) -> Finding:
+    return Finding("note", _NO_DIGEST, where, "no digest: damage inside this part cannot be seen")
 
 
 def examine(
@@ -198,30 +224,38 @@ def examine(
 
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    tensors = _tensors(source)
+    many = checkpoint_of(source).many
+    with gc_paused():  # many small objects, none of them garbage
+        kinds, counts = many.counted()
+    if len(kinds) == len(many) and many.bulk is None:
+        many = as_many(dict(zip(many, kinds, strict=True)))  # they are there
     try:
-        require_in_proportion(_decoded(tensors), source.location)
+        decoded, of_each = _decoded(kinds, counts)
+        require_in_proportion(decoded, source.location, of_each)
     except ResourceError as error:
         yield _finding(error, source.location)
         return
-    silent = None if source.format.digests else "part.no-digest"
-    for findings in by_tensor(tensors, Progress(sum(tensor.nbytes for tensor in tensors), progress)):
+    silent = None if source.format.digests else _NO_DIGEST
+    total = sum(count * tensor.nbytes for tensor, count in zip(kinds, counts, strict=True))
+    for findings in by_tensor(many, Progress(total, progress), silent):
         yield from (item for item in findings if item.rule != silent)
 
 
-def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield what will be decoded: what pruning or a sparse difference leaves out is no work, however large it is."""
+def _decoded(tensors: Sequence[Tensor], counts: Sequence[int]) -> tuple[list[Tensor], list[int]]:
+    """Return what will be decoded, and how many like it: what pruning or a sparse difference leaves out is no work,
+    however large it is."""
+    found: list[Tensor] = []
+    of_each: list[int] = []
     stored = dict[str, bool]()  # asked once: protocols are slow to ask for
-    for tensor in tensors:
+    for tensor, count in zip(tensors, counts, strict=True):
         if tensor.codec not in stored:
             stored[tensor.codec] = isinstance(CODECS.get(tensor.codec), ChecksStored)
         if stored[tensor.codec]:
             continue
-        if tensor.codec != PRUNED:
-            yield tensor
-            continue
         with suppress(IngotError):  # said when the tensor's turn comes
-            yield stored_matrix(tensor)
+            found.append(stored_matrix(tensor) if tensor.codec == PRUNED else tensor)
+            of_each.append(count)
+    return found, of_each
 
 
 def _description(source: Source) -> Iterator[Finding]:
@@ -234,8 +268,9 @@ def _description(source: Source) -> Iterator[Finding]:
         return
     if info is None:
         return
-    stored = {name for name, change in info.tensors.items() if change.op != "same"}
-    for name in sorted(stored ^ set(catalog.tensors)):
+    held = catalog.tensors
+    odd = [name for name, change in info.tensors.items() if (change.op != "same") != (name in held)]
+    for name in sorted([*odd, *(name for name in held if name not in info.tensors)]):
         message = "the delta lists this tensor and does not hold it, or the other way round"
         yield Finding("error", "delta.tensor", f"{where}: {name}", message)
 
@@ -343,7 +378,7 @@ def _part(part: Part, where: str, spare: int) -> list[Finding]:
         raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=where)
     digest = part.digest or getattr(part.source, "digest", None)  # of what it is made of
     if digest is None:
-        return [Finding("note", "part.no-digest", where, "no digest: damage inside this part cannot be seen")]
+        return [_no_digest(where)]
     if digest.startswith("crc32c:"):  # which reading it has proven
         return []
     if checksums.known(digest, "part.digest", where) is None:
