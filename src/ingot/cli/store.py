@@ -91,7 +91,7 @@ def gc(options: CollectOptions, json: Json = False) -> None:
 
 def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
-    from ingot.ops.check.verify import verify_report
+    from ingot.ops.check.findings import verify_report
     from ingot.ops.library.keep import verify as check
 
     with progress_bar("verifying", quiet=quiet or json) as progress:

@@ -36,7 +36,8 @@ def command(
 
     Exit code 1 if it is not.
     """
-    from ingot.ops.check.verify import finding_text, verify, verify_report
+    from ingot.ops.check.findings import finding_text, verify_report
+    from ingot.ops.check.verify import verify
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(replace(options, progress=progress))

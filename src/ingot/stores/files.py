@@ -25,10 +25,8 @@ from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Stamp
 from ingot.stores.ahead import SMALL, WINDOW, Ahead
-from ingot.stores.memory import flat
+from ingot.stores.reads import read_all
 
-# One read call moves at most 0x7ffff000 bytes on Linux and INT_MAX on macOS; below that, page-aligned.
-MAX_CALL = 1 << 30
 # Files held open for the next read: a quarter of what the process may open, within these bounds.
 _LEAST, _MOST = 4, 256
 _NO_MORE_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -174,9 +172,7 @@ class PreadSource:
 
     def readinto_each(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         """Fill several buffers, each from its offset; errors as ``readinto``."""
-        first = min((offset for offset, _ in ranges), default=0)
-        behind = max((offset + out.nbytes for offset, out in ranges), default=0)
-        handle = self._ready(first, behind - first)
+        handle = self._ready(0, max((offset + out.nbytes for offset, out in ranges), default=0))
         for offset, out in ranges:
             read_all(handle.descriptor, offset, out, self.name)
 
@@ -375,24 +371,6 @@ def _open(real: str) -> int:
             raise
     _OPEN.clear()  # somebody else has taken what we thought free
     return os.open(real, flags)
-
-
-def read_all(descriptor: int, offset: int, out: memoryview, where: str) -> None:
-    """Fill ``out`` from an open file; ``store.read-failed``, and ``store.short-read`` past the end."""
-    rest = flat(out)
-    while rest.nbytes:
-        try:
-            count = system.read_at(descriptor, rest[:MAX_CALL], offset)
-        except OSError as error:
-            raise read_error(error, where) from error
-        if count == 0:
-            raise IntegrityError(
-                "store.short-read",
-                f"expected {rest.nbytes} more bytes at {offset}, found the end of the file",
-                where=where,
-            )
-        offset += count
-        rest = rest[count:]
 
 
 def _kind(mode: int) -> str:

@@ -20,10 +20,11 @@ from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Stamp
 from ingot.model.store import Listing, Store
-from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, open_regular, read_all, stamp_of
+from ingot.stores.files import MmapSource, PreadSource, open_regular, stamp_of
 from ingot.stores.local_names import file_name, path_of, url_of
 from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
+from ingot.stores.reads import MAX_CALL, read_all
 from ingot.stores.scan import is_folder, is_regular, tree
 
 IO_MODES = ("auto", "mmap", "pread")

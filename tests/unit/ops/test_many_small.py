@@ -22,7 +22,9 @@ from ingot.model.bulk import kinds_of
 from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Many
 from ingot.model.tensor import Tensor
-from ingot.ops.check import verify as verifying
+from ingot.ops.check import tensors
+from ingot.ops.check.findings import Finding
+from ingot.ops.check.verify import examine
 from ingot.ops.load import owned
 from ingot.ops.open import open_source
 
@@ -105,7 +107,7 @@ def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     together = outcome(path)
     with monkeypatch.context() as patch:
         patch.setattr(owned, "groups", alone)
-        patch.setattr(verifying, "groups", alone)
+        patch.setattr(tensors, "groups", alone)
         by_itself = outcome(path)
     assert together == by_itself
     return together
@@ -126,12 +128,12 @@ def test_whole_files_are_the_same(file: Path, monkeypatch: pytest.MonkeyPatch, c
 def test_most_are_read_together(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def counted(tensor: Tensor) -> list[verifying.Finding]:
+    def counted(tensor: Tensor) -> list[Finding]:
         seen.append(tensor.name)
         return checked(tensor)
 
-    checked = verifying._tensor
-    monkeypatch.setattr(verifying, "_tensor", counted)
+    checked = tensors.check_tensor
+    monkeypatch.setattr(tensors, "check_tensor", counted)
     ingot.verify(file)
     with ingot.open(file) as checkpoint:
         assert len(seen) < len(checkpoint) / 2
@@ -192,14 +194,14 @@ def test_a_file_that_shrinks_is_told_as_of_each_by_itself(file: Path, monkeypatc
         data = file.read_bytes()
         try:
             file.write_bytes(data[: len(data) // 2])
-            return [(item.level, item.rule, item.where) for item in verifying.examine(source)]
+            return [(item.level, item.rule, item.where) for item in examine(source)]
         finally:
             source.close()
             file.write_bytes(data)
 
     together = found()
     with monkeypatch.context() as patch:
-        patch.setattr(verifying, "groups", alone)
+        patch.setattr(tensors, "groups", alone)
         assert found() == together
     assert any(level == "error" for level, _, _ in together)
 
@@ -246,9 +248,8 @@ def test_sizes_with_one_key_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:
     with ingot.open(file) as checkpoint:
-        tensors = list(checkpoint.values())
-        late = [tensor.parts for tensor in tensors if isinstance(tensor.parts, LateParts)]
-        assert len(late) > len(tensors) / 2
+        late = [tensor.parts for tensor in checkpoint.values() if isinstance(tensor.parts, LateParts)]
+        assert len(late) > len(checkpoint) / 2
         assert all(parts._made is None for parts in late)
         for parts in late:
             role = next(iter(parts))

@@ -10,7 +10,7 @@ from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import IngotError, ResourceError
 from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
-from ingot.ops.check.verify import Finding
+from ingot.ops.check.findings import Finding
 from ingot.ops.library.manifest import Manifest, file_of
 from ingot.ops.library.objects import Form, Objects, require_known
 from ingot.ops.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
-from ingot.ops.check.verify import Finding
+from ingot.ops.check.findings import Finding
 from ingot.ops.library import add, get, keep
 from ingot.ops.library.add import Added
 from ingot.ops.library.get import Got

@@ -22,7 +22,7 @@ from ingot.formats.squizd.header import read_header, read_index
 from ingot.formats.squizd.place import layers_of
 from ingot.formats.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource, Range
-from ingot.ops.check.verify import Finding
+from ingot.ops.check.findings import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from ingot.testing.reading import read_all

@@ -12,7 +12,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.formats.coreml.format import CoremlFormat
 from ingot.ops.check import compare as module
-from ingot.ops.check.verify import Finding
+from ingot.ops.check.findings import Finding
 
 
 def statuses(a: Path, b: Path) -> dict[str, str]:

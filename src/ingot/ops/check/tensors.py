@@ -1,0 +1,146 @@
+"""Checking tensors: their codec's rules, their parts' digests, and the values of parts that a decoder relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ingot.codecs.base import ChecksStored, Codec
+from ingot.codecs.dense.codec import require_bool
+from ingot.codecs.sparse.blocks import ID as PRUNED
+from ingot.codecs.sparse.blocks import stored_matrix
+from ingot.codecs.table import CODECS
+from ingot.core import checksums
+from ingot.core.dtypes import DTYPES
+from ingot.core.parallel import ordered_together
+from ingot.core.progress import Progress
+from ingot.engine.bulk import groups, whole
+from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
+from ingot.errors import CodecError, IngotError
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.lazy import Many
+from ingot.model.part import Part
+from ingot.model.tensor import Tensor
+from ingot.ops.check.findings import Finding, finding_of
+
+_CHUNK = 4 << 20
+NO_DIGEST = "part.no-digest"
+
+
+def check_tensors(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterator[list[Finding]]:
+    """Check tensors in this process."""
+    many, telling = tensors.bulk, silent != NO_DIGEST
+
+    def check(item: Tensor | list[str]) -> Iterator[tuple[str, int, list[Finding]]]:
+        if isinstance(item, Tensor):
+            yield item.name, item.nbytes, check_tensor(item)
+        elif many is not None:
+            notes = many.undigested(item) if telling else [False] * len(item)
+            for name, nbytes, good, note in zip(item, many.sizes(item), whole(many, item), notes, strict=True):
+                if not good:
+                    yield name, nbytes, check_tensor(tensors.passing(name))
+                else:
+                    yield name, nbytes, [_no_digest(f"{name}/{role}") for role in many.parts] if note else []
+
+    items = (tensors.passing(item) if isinstance(item, str) else item for item in groups(many, tensors))
+    for found in ordered_together(lambda item: [*check(item)], items, _weight):
+        for name, nbytes, findings in found:
+            state.advance(nbytes, name)
+            yield findings
+
+
+def _weight(item: Tensor | list[str]) -> int:
+    """As ``ordered_together`` weighs: small tensors are light, also many of them, and what is found of few is kept."""
+    return weight(item) if isinstance(item, Tensor) else LIGHT
+
+
+def _no_digest(where: str) -> Finding:
+    return Finding("note", NO_DIGEST, where, "no digest: damage inside this part cannot be seen")
+
+
+def check_tensor(tensor: Tensor) -> list[Finding]:
+    """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
+    findings: list[Finding] = []
+    codec = CODECS.get(tensor.codec)
+    try:
+        if codec is not None:
+            codec.check(tensor)
+        for role, part in tensor.parts.items():
+            findings += _part(part, f"{tensor.name}/{role}", _spare_bits(tensor))
+        stored = tensor
+        if codec is not None and tensor.codec == PRUNED:
+            stored = stored_matrix(tensor)  # what was dropped is no work, however large it claims to be
+            codec = CODECS[stored.codec]
+        plain = codec is not None and codec.elementwise and codec.lossless  # any bytes are values
+        if codec is not None and not plain and tensor.dtype in DTYPES:
+            findings += _decodes(codec, stored)
+    except (IngotError, MemoryError) as error:
+        findings.append(finding_of(error, tensor.name))
+    if codec is None:
+        findings.append(
+            Finding(
+                "note",
+                "codec.unknown",
+                tensor.name,
+                f"codec {tensor.codec!r} is not known here; parts were checked only",
+            )
+        )
+    return findings
+
+
+def _spare_bits(tensor: Tensor) -> int:
+    """Return the bits behind the last element of dense values that are packed below a byte."""
+    row = DTYPES.get(tensor.dtype)
+    return 0 if row is None or tensor.codec != DenseLayout.codec or row.bits >= 8 else -tensor.size * row.bits % 8
+
+
+def _part(part: Part, where: str, spare: int) -> list[Finding]:
+    """Read a part for its digest, and for bytes that are no values: in bools, and ``spare`` bits at the end."""
+    buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
+    last = 0
+    if part.dtype != "bool" and part.length and part.read_whole(buffer):
+        last = buffer[-1]
+    else:
+        last = _read_part(part, where, buffer)
+    if last >> (8 - spare):
+        raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=where)
+    digest = part.digest or getattr(part.source, "digest", None)  # of what it is made of
+    if digest is None:
+        return [_no_digest(where)]
+    if digest.startswith("crc32c:"):  # which reading it has proven
+        return []
+    if checksums.known(digest, "part.digest", where) is None:
+        told = f"digest {digest[:40]!r} is of an algorithm not known here"
+        return [Finding("note", "part.unknown-digest", where, told)]
+    return []
+
+
+def _read_part(part: Part, where: str, buffer: memoryview) -> int:
+    """Read a part piece by piece; return its last byte, 0 of none."""
+    reader, last = part.reader(chunks=True), 0
+    for start in range(0, part.nbytes, _CHUNK):
+        piece = buffer[: min(_CHUNK, part.nbytes - start)]
+        reader.readinto(piece)
+        last = piece[-1]
+        if part.dtype == "bool":
+            require_bool(np.frombuffer(piece, np.uint8), DTYPES["bool"], where)
+    reader.finish()
+    return last
+
+
+def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
+    """Run the decoder over all rows in chunks: index values, scales."""
+    matrix = matrix_of(tensor)
+    odd = 0
+    if isinstance(codec, ChecksStored):
+        pieces = codec.stored(tensor)
+    else:
+        pieces = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
+    for rows in pieces:
+        if DTYPES[tensor.dtype].is_float and rows.size:
+            with np.errstate(invalid="ignore"):  # ml_dtypes warns of signalling NaNs
+                odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
+    if odd and not codec.lossless:
+        return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
+    return []
