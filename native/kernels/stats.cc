@@ -2,18 +2,23 @@
 #include "core/stats.h"
 
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
 #include "kernels/vectors.h"
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kBlock = 256;
 constexpr std::size_t kLanes = 8;
-constexpr std::uint64_t kSign = 0x8000000000000000ull;
-constexpr std::uint64_t kInfinity = 0x7ff0000000000000ull;
+constexpr std::int64_t kRest = 0x7fffffffffffffff;  // of a double, without its sign
 
 constexpr std::size_t kWidth = sizeof(Doubles) / sizeof(double);
 constexpr std::size_t kVectors = kLanes / kWidth;  // of them hold the eight partial sums
@@ -27,11 +32,17 @@ struct Sums {
   Longs different[kVectors] = {};
 };
 
-template <Dtype kDtype>
-void widen(const void* source, std::size_t start, std::size_t n, double* __restrict out) {
+// What sums are made of: f32, which holds the shorter types, or doubles.
+template <Dtype kOne, Dtype kTwo>
+using Held = std::conditional_t<kOne == Dtype::f64 || kTwo == Dtype::f64, double, float>;
+
+template <Dtype kDtype, class T>
+void widen(const void* source, std::size_t start, std::size_t n, T* __restrict out) {
   const auto* in = static_cast<const TypeOf<kDtype>*>(source) + start;
   if constexpr (kDtype == Dtype::f64) {
     for (std::size_t i = 0; i < n; ++i) out[i] = in[i];
+  } else if constexpr (std::is_same_v<T, float>) {
+    load_block<kDtype>(in, n, out);
   } else {
     alignas(64) float block[kBlock];
     load_block<kDtype>(in, n, block);
@@ -39,26 +50,62 @@ void widen(const void* source, std::size_t start, std::size_t n, double* __restr
   }
 }
 
+inline Doubles load(const double* from) {
+  Doubles found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+inline Doubles load(const float* from) {
+  float __attribute__((vector_size(kVectorBytes / 2))) found;
+  std::memcpy(&found, from, sizeof found);
+  return __builtin_convertvector(found, Doubles);
+}
+
+// `a > b ? a : b`, of which compilers make two instructions.
+inline Doubles larger(Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_max_pd(0xff, a, b);
+#elif defined(__AVX__)
+  return _mm256_max_pd(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// sum + a * b. Of f32's values the product is exact: rounded once either way.
+template <class T>
+Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return _mm512_fmadd_pd(a, b, sum);
+#elif defined(__FMA__)
+  if constexpr (std::is_same_v<T, float>) return _mm256_fmadd_pd(a, b, sum);
+#endif
+  return sum + a * b;
+}
+
 // Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite. Without kAll it
-// adds squared errors alone.
-template <bool kAll>
-bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
+// adds squared errors alone. No sum of squares of f32's values overflows: it is finite if they all are.
+template <bool kAll, class T>
+bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
   Sums now = sums;
   Longs special{};
   for (std::size_t i = 0; i < n; i += kLanes)
     for (std::size_t v = 0; v < kVectors; ++v) {
-      Doubles r, x;
-      std::memcpy(&r, one + i + v * kWidth, sizeof r);
-      std::memcpy(&x, two + i + v * kWidth, sizeof x);
-      const Doubles error = r - x, magnitude = error < 0 ? -error : error;
-      special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
+      const Doubles r = load(one + i + v * kWidth), x = load(two + i + v * kWidth), error = r - x;
+      if constexpr (std::is_same_v<T, double>) special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
       now.squared_error[v] += error * error;
       if constexpr (!kAll) continue;
       now.different[v] -= reinterpret_cast<Longs>(r) != reinterpret_cast<Longs>(x);
-      now.squared_reference[v] += r * r;
-      now.squared_other[v] += x * x;
-      now.dot[v] += r * x;
-      now.max_abs[v] = magnitude > now.max_abs[v] ? magnitude : now.max_abs[v];
+      now.squared_reference[v] = plus_product<T>(now.squared_reference[v], r, r);
+      now.squared_other[v] = plus_product<T>(now.squared_other[v], x, x);
+      now.dot[v] = plus_product<T>(now.dot[v], r, x);
+      now.max_abs[v] = larger(reinterpret_cast<Doubles>(reinterpret_cast<Longs>(error) & kRest), now.max_abs[v]);
+    }
+  if constexpr (std::is_same_v<T, float>)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const Doubles squares = kAll ? now.squared_reference[v] + now.squared_other[v] : now.squared_error[v];
+      special |= squares - squares != 0;
     }
   for (std::size_t lane = 0; lane < kWidth; ++lane)
     if (special[lane]) return false;
@@ -67,11 +114,15 @@ bool add(Sums& sums, const double* one, const double* two, std::size_t n) {
 }
 
 // Takes pairs that are not finite out of the sums, and counts them.
-void set_aside(double* one, double* two, std::size_t n, PairStats& stats) {
+template <class T>
+void set_aside(T* one, T* two, std::size_t n, PairStats& stats) {
+  using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
+  constexpr Bits kInfinity = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
+  constexpr Bits kMagnitude = ~Bits{0} >> 1;
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t a = std::bit_cast<std::uint64_t>(one[i]), b = std::bit_cast<std::uint64_t>(two[i]);
-    if ((a & ~kSign) < kInfinity && (b & ~kSign) < kInfinity) continue;
-    const bool same = a == b || ((a & ~kSign) > kInfinity && (b & ~kSign) > kInfinity);
+    const Bits a = std::bit_cast<Bits>(one[i]), b = std::bit_cast<Bits>(two[i]);
+    if ((a & kMagnitude) < kInfinity && (b & kMagnitude) < kInfinity) continue;
+    const bool same = a == b || ((a & kMagnitude) > kInfinity && (b & kMagnitude) > kInfinity);
     stats.odd += same ? 0 : 1;
     stats.different += same ? 0 : 1;
     one[i] = two[i] = 0;
@@ -91,7 +142,7 @@ template <bool kAll, Dtype kOne, Dtype kTwo>
 PairStats measure(const void* reference, const void* other, std::size_t n) {
   PairStats stats{};
   Sums sums;
-  alignas(64) double one[kBlock], two[kBlock];
+  alignas(64) Held<kOne, kTwo> one[kBlock], two[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
     std::size_t count = n - start < kBlock ? n - start : kBlock;
     widen<kOne>(reference, start, count, one);
