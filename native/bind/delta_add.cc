@@ -48,10 +48,10 @@ void sign_add(const InBytes& bits, std::size_t first, const Floats& scales, cons
   INGOT_KERNEL(sign_add)(bits.data(), first, scales.data(), cols, what);
 }
 
-void placed_add(const Positions& positions, const Floats& values, const InArray& base, const OutArray& out, const Back& back,
-                bool less, std::string_view dtype) {
+void placed_add(const Positions& positions, std::int64_t origin, const Floats& values, const InArray& base,
+                const OutArray& out, const Back& back, bool less, std::string_view dtype) {
   const Addition what = addition(base, out, back, less, dtype);
-  const Followed places(positions, out.size());
+  const Followed places(positions, out.size(), origin);
   const ingot::Placed where = places.with(values);
   nb::gil_scoped_release release;
   INGOT_KERNEL(placed_add)(where, what);
@@ -83,9 +83,9 @@ void bind_delta_add(nb::module_& m) {
         "Add what int4_decode gives in f32 to a base (or subtract it), round once; `back` gets the output less it.");
   define(m, "sign_add", &sign_add, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("base"), nb::arg("out"),
         nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"), "As int4_add, of what sign_decode gives.");
-  define(m, "placed_add", &placed_add, nb::arg("positions"), nb::arg("values"), nb::arg("base"), nb::arg("out"),
-        nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"),
-        "As int4_add, of values at ascending positions and 0 elsewhere.");
+  define(m, "placed_add", &placed_add, nb::arg("positions"), nb::arg("origin"), nb::arg("values"), nb::arg("base"),
+        nb::arg("out"), nb::arg("back").none(), nb::arg("less"), nb::arg("dtype"),
+        "As int4_add, of values at ascending positions, of which `origin` is that of the first element, and 0 elsewhere.");
   define(m, "differences", &differences, nb::arg("tuned"), nb::arg("base"), nb::arg("out"), nb::arg("dtype"),
         "Write tuned - base, computed in f32.");
   define(m, "changed_words", &changed_words, nb::arg("old"), nb::arg("fresh"), nb::arg("gaps"), nb::arg("steps"),

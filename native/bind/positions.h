@@ -1,6 +1,6 @@
 // Positions that kernels follow into memory.
 #pragma once
-#include <cstring>
+#include <cstdint>
 #include <memory>
 
 #include "bind/arrays.h"
@@ -8,13 +8,15 @@
 
 using Positions = In<std::int64_t>;
 
-// Positions of its own, proven to ascend and to lie inside of `limit` elements: another thread may write to the caller's
-// array as soon as the interpreter lets it, after the check.
+// Positions of its own, counted from `origin` on, proven to ascend and to lie inside of `limit` elements: another thread
+// may write to the caller's array as soon as the interpreter lets it, after the check.
 class Followed {
  public:
-  Followed(const Positions& positions, std::size_t limit)
+  Followed(const Positions& positions, std::size_t limit, std::int64_t origin = 0)
       : count_(positions.size()), held_(new std::int64_t[count_]) {
-    if (count_) std::memcpy(held_.get(), positions.data(), count_ * sizeof *held_.get());
+    const std::int64_t* given = positions.data();
+    for (std::size_t i = 0; i < count_; ++i)  // unsigned, which may wrap
+      held_[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(given[i]) - static_cast<std::uint64_t>(origin));
     constexpr std::int64_t before = -1;
     require(INGOT_KERNEL(first_unordered)(held_.get(), count_, before, static_cast<std::int64_t>(limit)) == count_,
             "expected ascending positions inside the array");

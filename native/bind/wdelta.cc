@@ -77,12 +77,15 @@ void int4_decode(const InBytes& packed, std::size_t first, const InArray& table,
   INGOT_KERNEL(int4_decode)(packed.data(), first, table.data(), outliers, gaps, out.size(), out.data(), width);
 }
 
-std::size_t sign_encode(const Floats& values, const OutFloats& sums, const OutBytes& bits) {
-  const std::size_t rows = sums.size(), cols = rows ? values.size() / rows : 0;
-  require(rows * cols == values.size(), "expected rows of one length");
-  require(bits.size() == (values.size() + 7) / 8, "expected a bit for every value");
+std::size_t sign_encode(const InArray& tuned, const Base& base, std::string_view dtype, const OutFloats& sums,
+                        const OutBytes& bits) {
+  const ingot::Differences of = differences_in(tuned, base, dtype);
+  const std::size_t rows = sums.size(), cols = rows ? of.count / rows : 0;
+  require(rows * cols == of.count, "expected rows of one length");
+  require(!base || cols % 8 == 0, "expected rows of whole bytes");
+  require(bits.size() == (of.count + 7) / 8, "expected a bit for every value");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(sign_encode)(values.data(), rows, cols, sums.data(), bits.data());
+  return INGOT_KERNEL(sign_encode)(of, rows, cols, sums.data(), bits.data());
 }
 
 void sign_decode(const InBytes& bits, std::size_t first, const InArray& scales, const OutArray& out) {
@@ -131,9 +134,10 @@ void bind_wdelta(nb::module_& m) {
   define(m, "int4_decode", &int4_decode, nb::arg("packed"), nb::arg("first"), nb::arg("table"), nb::arg("positions"),
         nb::arg("values"), nb::arg("gaps"), nb::arg("out"),
         "Look codes up in a table of 16; `values` go to `positions`, which have no codes where `gaps`.");
-  define(m, "sign_encode", &sign_encode, nb::arg("values"), nb::arg("sums"), nb::arg("bits"),
-        "Sum the magnitudes of each row as NumPy does and pack one bit per value; returns the index of the first NaN or "
-        "infinity or the number of values.");
+  define(m, "sign_encode", &sign_encode, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("sums"),
+        nb::arg("bits"),
+        "Sum the magnitudes of each row of tuned - base (of `tuned` without a base, else rows of a multiple of eight) as NumPy "
+        "does and pack one bit per value; returns the index of the first NaN or infinity or the number of values.");
   define(m, "sign_decode", &sign_decode, nb::arg("bits"), nb::arg("first"), nb::arg("scales"), nb::arg("out"),
         "Give every element its row's scale, negated where its bit is 0.");
   define(m, "place_values", &place_values, nb::arg("positions"), nb::arg("values"), nb::arg("out"),

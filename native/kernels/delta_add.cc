@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/delta_add_expand.h"
+#include "kernels/delta_add_placed.h"
 #include "kernels/delta_add_sums.h"
 #include "kernels/floats.h"
 #include "kernels/wdelta_codes.h"
@@ -145,16 +146,16 @@ void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, 
 }
 
 void placed_add(const Placed& values, const Addition& what) {
-  const float* from = static_cast<const float*>(values.values);
-  std::size_t next = 0;
-  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
-    std::memset(d, 0, n * sizeof *d);
-    for (; next < values.count; ++next) {
-      const std::size_t at = static_cast<std::size_t>(values.positions[next]) - start;
-      if (at >= n) break;
-      d[at] = from[next];
-    }
-  });
+  switch (what.type) {
+    case Dtype::f32:
+      return what.less ? add_placed<Dtype::f32, true>(values, what) : add_placed<Dtype::f32, false>(values, what);
+    case Dtype::f16:
+      return what.less ? add_placed<Dtype::f16, true>(values, what) : add_placed<Dtype::f16, false>(values, what);
+    case Dtype::bf16:
+      return what.less ? add_placed<Dtype::bf16, true>(values, what) : add_placed<Dtype::bf16, false>(values, what);
+    case Dtype::f64:
+      return;
+  }
 }
 
 void differences(const Differences& of, float* out) {

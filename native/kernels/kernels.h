@@ -73,7 +73,7 @@
   FloatRange range_between(const float* in, std::size_t n, const std::int64_t* skipped, std::size_t count);           \
   void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales, std::size_t rows,                 \
                    std::size_t cols, void* out, int width);                                                           \
-  std::size_t sign_encode(const float* in, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);      \
+  std::size_t sign_encode(const Differences& of, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits);\
   TopFound top_collect(const Differences& of, const TopPlaces& to);                                                   \
   TopFound top_of(const Differences& of, std::size_t k, std::int64_t* positions, float* values);                      \
   std::int32_t top_prune(std::int64_t* positions, float* values, std::size_t n, std::size_t k);                       \

@@ -105,7 +105,7 @@ WRITERS: dict[str, Callable[[Callable[[int, Any], Array]], Any]] = {
     "top_collect-kept": lambda out: kernels.top_collect(
         ONES, ONES, "f32", -1, 0, np.zeros(8, np.int64), out(8, np.float32)
     ),
-    "sign_encode": lambda out: kernels.sign_encode(ONES, out(1, np.float32), np.zeros(1, np.uint8)),
+    "sign_encode": lambda out: kernels.sign_encode(ONES, None, "f32", out(1, np.float32), np.zeros(1, np.uint8)),
     "sign_decode": lambda out: kernels.sign_decode(
         np.ones(1, np.uint8), 0, np.ones(1, np.uint32), out(8, np.uint32)
     ),
@@ -117,8 +117,9 @@ WRITERS: dict[str, Callable[[Callable[[int, Any], Array]], Any]] = {
         np.zeros(4, np.uint8), 0, np.ones(16, np.float32), NOWHERE, ONES[:0], False, ONES, out(8, np.float32), None,
         False, "f32",
     ),
-    "placed_add": lambda out: kernels.placed_add(NOWHERE, ONES[:0], ONES, np.zeros(8, np.float32), out(8, np.float32),
-                                                 False, "f32"),
+    "placed_add": lambda out: kernels.placed_add(
+        NOWHERE, 0, ONES[:0], ONES, np.zeros(8, np.float32), out(8, np.float32), False, "f32"
+    ),
     "differences": lambda out: kernels.differences(ONES, ONES, out(8, np.float32), "f32"),
     "changed_words": lambda out: kernels.changed_words(
         ONES.view(np.uint32), np.zeros(8, np.uint32), out(8, np.int64), np.zeros(8, np.uint32)

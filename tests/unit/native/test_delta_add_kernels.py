@@ -118,7 +118,9 @@ def test_placed_add(count: int, dtype: str) -> None:
     for share in (0.0, 0.1, 1.0):
         positions, values = places(rng, count, share)
         difference = reference.placed(positions, values, count=count)
-        check("placed_add", (positions, values), base_of(rng, count, dtype), difference, dtype)
+        base = base_of(rng, count, dtype)
+        check("placed_add", (positions, 0, values), base, difference, dtype)
+        check("placed_add", (positions + 2**40, 2**40, values), base, difference, dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -183,7 +185,11 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="expected"):
         K.sign_add(codes, 0, np.zeros(3, np.float32), base, base, None, False, "f32")
     with pytest.raises(ValueError, match="expected"):
-        K.placed_add(np.array([3, 2]), np.zeros(2, np.float32), base, base, None, False, "f32")
+        K.placed_add(np.array([3, 2]), 0, np.zeros(2, np.float32), base, base, None, False, "f32")
+    least = np.iinfo(np.int64).min
+    for position, origin in ((base.size, 0), (4, 5), (base.size + 5, 5), (least, 1), (0, 1)):
+        with pytest.raises(ValueError, match="expected"):
+            K.placed_add(np.array([position]), origin, np.zeros(1, np.float32), base, base, None, False, "f32")
     with pytest.raises(ValueError, match="expected"):
         K.differences(base, base, base, "f32")
     for gaps, steps in ((np.zeros(2, np.int64), one), (np.zeros(1, np.int64), np.zeros(1, np.uint16))):

@@ -258,15 +258,46 @@ def test_sign_encode(shape: tuple[int, int]) -> None:
     values = normal(shape[0] * shape[1])
     values[::5], values[1::5] = 0.0, -0.0
     sums, bits = np.empty(shape[0], np.float32), np.empty((values.size + 7) // 8, np.uint8)
-    assert K.sign_encode(values, sums, bits) == values.size
+    assert K.sign_encode(values, None, "f32", sums, bits) == values.size
     assert np.array_equal(bits, np.packbits(values >= 0))
     assert np.array_equal(sums, np.add.reduce(np.abs(values.reshape(shape)), axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("shape", [(1, 8), (3, 64), (5, 72), (2, 136), (7, 248), (1, 1000), (3, 11008), (64, 4096)])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_signs_of_two_arrays_are_those_of_their_difference(shape: tuple[int, int], offset: int, dtype: str) -> None:
+    size = shape[0] * shape[1]
+    base, tuned = (np.zeros(size + offset, numpy_dtype(dtype))[offset:] for _ in range(2))
+    base[:] = normal(size).astype(base.dtype)
+    tuned[:] = (base.astype(np.float32) + normal(size, 1)).astype(base.dtype)
+    tuned[::7] = base[::7]
+    difference = tuned.astype(np.float32) - base.astype(np.float32)
+    found, wanted = ((np.empty(shape[0], np.float32), np.full(size // 8 + 8, 9, np.uint8)) for _ in range(2))
+    assert K.sign_encode(as_bits(tuned), as_bits(base), dtype, found[0], found[1][: size // 8]) == size
+    assert K.sign_encode(difference, None, "f32", wanted[0], wanted[1][: size // 8]) == size
+    assert np.array_equal(found[0].view(np.uint32), wanted[0].view(np.uint32))
+    assert np.array_equal(found[1], wanted[1])
+    assert np.array_equal(found[1][: size // 8], np.packbits(difference >= 0))
 
 
 def test_sign_encode_finds_what_is_not_finite() -> None:
     values = normal(100)
     values[[37, 80]] = np.nan, np.inf
-    assert K.sign_encode(values, np.empty(4, np.float32), np.empty(13, np.uint8)) == 37
+    assert K.sign_encode(values, None, "f32", np.empty(4, np.float32), np.empty(13, np.uint8)) == 37
+    for odd in (np.nan, np.inf, -np.inf):
+        tuned = normal(3 * 200)
+        tuned[[317, 430]] = odd, np.nan
+        out = np.empty(3, np.float32), np.empty(75, np.uint8)
+        assert K.sign_encode(tuned, normal(600, 1), "f32", *out) == 317
+
+
+def test_a_sum_past_f32_is_of_finite_values() -> None:
+    values = np.full(64, 3e38, np.float32)
+    for base in (None, np.zeros(64, np.float32)):
+        sums = np.zeros(2, np.float32)
+        assert K.sign_encode(values, base, "f32", sums, np.empty(8, np.uint8)) == 64
+        assert np.isinf(sums).all()
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
@@ -325,8 +356,10 @@ def test_first_unordered(size: int) -> None:
         ("place_values", (np.array([1]), normal(2), np.empty(2, np.float32))),
         ("place_values", (np.array([1]), np.zeros(1, np.uint16), np.empty(2, np.float32))),
         ("place_values", (np.array([1]), np.zeros(1), np.empty(2))),
-        ("sign_encode", (normal(5), np.empty(2, np.float32), np.empty(1, np.uint8))),
-        ("sign_encode", (normal(9), np.empty(3, np.float32), np.empty(1, np.uint8))),
+        ("sign_encode", (normal(5), None, "f32", np.empty(2, np.float32), np.empty(1, np.uint8))),
+        ("sign_encode", (normal(9), None, "f32", np.empty(3, np.float32), np.empty(1, np.uint8))),
+        ("sign_encode", (normal(12), normal(12), "f32", np.empty(1, np.float32), np.empty(2, np.uint8))),
+        ("sign_encode", (normal(16), normal(8), "f32", np.empty(1, np.float32), np.empty(2, np.uint8))),
         ("sign_decode", (np.empty(1, np.uint8), 1, normal(1), np.empty(8, np.float32))),
         ("sign_decode", (np.empty(2, np.uint8), 8, normal(1), np.empty(8, np.float32))),
         ("sign_decode", (np.empty(2, np.uint8), 0, normal(3), np.empty(8, np.float32))),
@@ -357,5 +390,5 @@ def test_sums_are_numpys_for_every_length() -> None:
     bits = np.empty(250, np.uint8)
     for count in range(1, 2001):
         total = np.empty(1, np.float32)
-        assert K.sign_encode(values[:count], total, bits[: (count + 7) // 8]) == count
+        assert K.sign_encode(values[:count], None, "f32", total, bits[: (count + 7) // 8]) == count
         assert total[0] == np.add.reduce(np.abs(values[:count])), count

@@ -262,6 +262,11 @@ class Addition(NamedTuple):
     back: Array | None
     less: bool
 
+    def part(self, start: int, stop: int) -> Addition:
+        """Return that of some of the elements."""
+        back = None if self.back is None else self.back[start:stop]
+        return Addition(self.base[start:stop], self.out[start:stop], back, self.less)
+
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
         """What the kernels that add take last."""

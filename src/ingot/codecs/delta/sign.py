@@ -15,9 +15,10 @@ from ingot.codecs.delta.flat import (
     PIECE,
     Addition,
     AddsByPieces,
+    Differences,
     F16Scales,
+    PairEncoder,
     check_parts,
-    flat_values,
     matrix_rows,
     non_finite,
     require_count,
@@ -44,7 +45,7 @@ def scale_rows(shape: tuple[int, ...]) -> int:
 
 
 @dataclass(kw_only=True, eq=False)
-class SignEncoder(F16Scales):
+class SignEncoder(PairEncoder, F16Scales):
     """Encodes whole scale rows, of ``per_scale`` rows and ``cols`` columns of the matrix each."""
 
     parts: tuple[PartSpec, ...]
@@ -59,24 +60,24 @@ class SignEncoder(F16Scales):
     lossless: bool = False
     reach: Reach = field(default_factory=scale_reach)
 
-    def fit_pass(self, rows: Array) -> None:
+    def fit_of(self, of: Differences) -> None:
         """Nothing to learn beforehand."""
 
-    def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
+    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows.
 
         Raises ``CodecError``: ``delta_sign.non-finite``, ``delta_sign.overflow`` (a mean past the range of float16).
         """
-        values = flat_values(rows)
         length = self.per_scale * self.cols
         # Where a later dimension is 0 there may be scales and no row of the matrix.
-        count = len(rows) // self.per_scale if prod(self.shape[:-1]) else scale_rows(self.shape)
+        count = rows // self.per_scale if prod(self.shape[:-1]) else scale_rows(self.shape)
         sums = np.zeros(count, np.float32)
-        signs = np.empty(-(-values.size // 8), np.uint8)
-        if values.size:
-            bad = native.kernels.sign_encode(values, sums, signs)
-            if bad < values.size:
-                raise non_finite(self.codec, float(values[bad]), start * self.cols + bad)
+        signs = np.empty(-(-of.size // 8), np.uint8)
+        if of.size:
+            of = of if length % 8 == 0 else Differences.given(of.array())
+            bad = native.kernels.sign_encode(*of, sums, signs)
+            if bad < of.size:
+                raise non_finite(self.codec, of.at(bad), start * self.cols + bad)
         means = (sums.astype(np.float64) / max(length, 1)).astype(np.float32)
         return {"scales": to_f16(means, self.codec), "packed_signs": signs}
 

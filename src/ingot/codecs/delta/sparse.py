@@ -36,6 +36,7 @@ from ingot.model.tensor import Array, Tensor
 
 ID = SparseDeltaLayout.codec
 PARTS = {"indices": ("i64",), "values": ("f32",)}
+_NONE = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def kept(size: int, sparsity: float) -> int:
@@ -54,7 +55,7 @@ class _Decoding:
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         parts = _alone(parts)
         target = Addition(base.reshape(-1), flat(out), None, less=False)
-        native.kernels.placed_add(parts["indices"], parts["values"], *target.arguments)
+        native.kernels.placed_add(parts["indices"], 0, parts["values"], *target.arguments)
 
 
 def _alone(parts: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -106,9 +107,16 @@ class SparseReader(AddsByPieces, Rows):
             self._next += piece.size
 
     def add(self, piece: Addition) -> None:
-        positions, values = self._stored.all_until(self._next + piece.base.size)
-        native.kernels.placed_add(positions - self._next, values, *piece.arguments)
-        self._next += piece.base.size
+        start, stop = self._next, self._next + piece.base.size
+        for positions, values in self._stored.until(stop):
+            self._add(piece, start, int(positions[-1]) + 1, (positions, values))
+        self._add(piece, start, stop, _NONE)
+
+    def _add(self, piece: Addition, start: int, stop: int, stored: tuple[Array, Array]) -> None:
+        """Add what is stored before element ``stop`` of the tensor to a piece that begins at ``start``."""
+        target, (positions, values) = piece.part(self._next - start, stop - start), stored
+        native.kernels.placed_add(positions, self._next, values, *target.arguments)
+        self._next = stop
 
     def skip(self, count: int) -> None:
         """Pass over ``count`` differences."""

@@ -23,6 +23,7 @@ from itertools import chain
 import numpy as np
 
 from ingot.codecs.table import CODECS
+from ingot.core.buffers import scratch
 from ingot.core.checksums import Sha256, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import default_workers, ordered
@@ -116,7 +117,7 @@ def _raw(tensor: Tensor) -> Iterator[Callable[[], Buffer]]:
     reader = part.reader()
 
     def read(size: int) -> Buffer:
-        out = np.empty(size, np.uint8).data
+        out = scratch((size,), np.uint8).data  # where a pipeline runs, pages that were cleared before
         reader.readinto(out)
         return out
 

@@ -1,0 +1,54 @@
+// Differences at some positions, added to a base: all others are 0, which changes zeros and NaNs alone.
+#pragma once
+#include <cstring>
+
+#include "kernels/delta_add_sums.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kPlaced = kBlock;  // elements of a block, all of which may have a difference
+
+// round(0 + x), or round(x - 0).
+template <Dtype kDtype, bool kLess>
+TypeOf<kDtype> with_zero(TypeOf<kDtype> x) {
+  if constexpr (kDtype == Dtype::f32) {
+    return kLess ? sum_of<true>(x, 0.0f) : sum_of<false>(0.0f, x);
+  } else {
+    constexpr std::uint16_t kInfinity = kDtype == Dtype::f16 ? 0x7c00 : 0x7f80, kQuiet = kDtype == Dtype::f16 ? 0x200 : 0x40;
+    const std::uint16_t magnitude = x & 0x7fff, number = kLess || magnitude ? x : std::uint16_t{0};
+    return magnitude > kInfinity ? static_cast<std::uint16_t>(x | kQuiet) : number;
+  }
+}
+
+// `out` may be the base, whose elements are taken before anything is written over them.
+template <Dtype kDtype, bool kLess>
+void add_placed(const Placed& values, const Addition& what) {
+  using T = TypeOf<kDtype>;
+  const T* base = static_cast<const T*>(what.base);
+  const float* from = static_cast<const float*>(values.values);
+  T *out = static_cast<T*>(what.out), *back = static_cast<T*>(what.back);
+  alignas(64) T held[kPlaced], some[kPlaced], sums[kPlaced];
+  std::size_t next = 0;
+  for (std::size_t start = 0; start < what.count; start += kPlaced) {
+    const std::size_t n = what.count - start < kPlaced ? what.count - start : kPlaced, first = next;
+    const std::int64_t* at = values.positions + first;
+    std::memcpy(held, base + start, n * sizeof *held);
+    for (; next < values.count; ++next) {
+      const std::size_t index = static_cast<std::size_t>(values.positions[next]) - start;
+      if (index >= n) break;
+      some[next - first] = held[index];
+    }
+    const std::size_t count = next - first;
+    add_some<kDtype, kLess>(from + first, some, count, sums);
+    for (std::size_t i = 0; i < n; ++i) out[start + i] = with_zero<kDtype, kLess>(held[i]);
+    if (back) std::memcpy(back + start, out + start, n * sizeof *back);  // less 0 they are what they are
+    for (std::size_t i = 0; i < count; ++i) out[at[i]] = sums[i];
+    if (!back) continue;
+    add_some<kDtype, true>(from + first, sums, count, some);
+    for (std::size_t i = 0; i < count; ++i) back[at[i]] = some[i];
+  }
+}
+
+}  // namespace
+}  // namespace ingot::INGOT_ISA
