@@ -11,7 +11,7 @@ from ingot.engine.data import step_data
 from ingot.engine.done import Done
 from ingot.engine.work import Step
 from ingot.model.lazy import Many
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import ManySpecs, TensorSpec
 from ingot.model.tensor import Tensor
 
 Found = TypeVar("Found")
@@ -63,6 +63,13 @@ class Steps(Sequence[Step]):
         """What is written, each spec made when it is asked for."""
         return _Specs(self)
 
+    @property
+    def written(self) -> Sequence[str]:
+        """The names of what is written."""
+        if all(step.spec.name == step.tensor.name for step in self._kinds):
+            return self.names
+        return [self.spec(index).name for index in range(len(self))]
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -84,11 +91,22 @@ class Steps(Sequence[Step]):
         return first.spec if first.tensor.name == name else first.spec.named(name)
 
 
-class _Specs(Sequence[TensorSpec]):
+class _Specs(ManySpecs):
     """The specs of steps."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._steps.written
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        return self._steps.numbers
+
+    def of_kind(self, number: int) -> TensorSpec:
+        return self._steps.first(number).spec
 
     def __len__(self) -> int:
         return len(self._steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.errors import UsageError
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import TensorSpec, names_of
 
 
 class Order:
@@ -32,9 +32,10 @@ class Order:
         self.done = 0
         """Number of tensors that are complete."""
         self._file = file
+        self._expected = None if specs is None else names_of(specs)
         self._names: set[str] | None = set() if specs is None else None  # where no specs tell what comes
         self._written: dict[str, int] = {}
-        if specs is not None and len({spec.name for spec in specs}) != len(specs):
+        if self._expected is not None and len(set(self._expected)) != len(self._expected):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=file or None)
 
     def expect(self, name: str) -> TensorSpec:
@@ -42,15 +43,9 @@ class Order:
 
         Raises ``UsageError`` ``writer.order``: a tensor is open, none is left, or the next one is another.
         """
-        if self.current is not None:
-            raise self._misuse("writer.order", f"expected the end of {self.current.name!r} first", name)
-        if self.specs is None:
-            raise self._misuse("writer.order", "expected to know which tensors come, found no specs", name)
-        wanted = self.specs[self.done] if self.done < len(self.specs) else None
-        if wanted is None or wanted.name != name:
-            text = "no more tensors" if wanted is None else f"{wanted.name!r} next"
-            raise self._misuse("writer.order", f"expected {text}", name)
-        return wanted
+        self._require_next(name)
+        assert self.specs is not None
+        return self.specs[self.done]
 
     def begin(self, spec: TensorSpec) -> None:
         """Open a tensor. Its parts are those of ``spec``, which may know more than the one announced.
@@ -108,9 +103,19 @@ class Order:
         if self.specs is not None and self.done != len(self.specs):
             raise self._misuse("writer.incomplete", f"expected {len(self.specs)} tensors, found {self.done}", "")
 
+    def _require_next(self, name: str) -> None:
+        if self.current is not None:
+            raise self._misuse("writer.order", f"expected the end of {self.current.name!r} first", name)
+        if self._expected is None:
+            raise self._misuse("writer.order", "expected to know which tensors come, found no specs", name)
+        wanted = self._expected[self.done] if self.done < len(self._expected) else None
+        if wanted is None or wanted != name:
+            text = "no more tensors" if wanted is None else f"{wanted!r} next"
+            raise self._misuse("writer.order", f"expected {text}", name)
+
     def _next(self, name: str) -> None:
-        if self.specs is not None or self.current is not None:
-            self.expect(name)
+        if self._expected is not None or self.current is not None:
+            self._require_next(name)
         elif self._names is not None and name in self._names:
             raise self._misuse("writer.duplicate", "expected each tensor name once", name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.core.checked import MAX_RANK
@@ -28,7 +29,7 @@ from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, BlocksLayout, MaskLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout
-from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.spec import ManySpecs, PartSpec, TensorSpec, kinds_of
 
 SCALE_ROLES = (SCALES, ZEROS)
 
@@ -103,6 +104,16 @@ class Forms:
         if self._form is None or self._last is None or not spec.name.isascii() or not spec.is_like(self._last):
             self._form, self._last = form_of(spec), spec
         return self._form
+
+
+def forms_of(specs: Sequence[TensorSpec]) -> list[Form]:
+    """Return the form of each tensor; errors as of ``form_of``."""
+    (firsts, numbers), forms = kinds_of(specs), Forms()
+    found = {number: forms.of(spec) for number, spec in firsts.items()}
+    for at, name in enumerate(specs.names if isinstance(specs, ManySpecs) else ()):
+        if not name.isascii():  # it may have no form in UTF-8
+            form_of(specs[at])
+    return [found[number] for number in numbers]
 
 
 def _block(spec: TensorSpec, layout: Layout, shape: tuple[int, ...]) -> Block:

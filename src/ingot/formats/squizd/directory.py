@@ -183,10 +183,13 @@ def _are_chunks(value: bytes) -> bool:
 
 
 class Written:
-    """Entries of a directory as they will be written, in file order: what they say takes far more memory."""
+    """Entries of a directory as they will be written, in file order: what they say takes far more memory.
 
-    def __init__(self) -> None:
-        self.count, self._data = 0, bytearray()
+    ``count`` are counted before any is added: what is built then lacks their bytes, and is as long otherwise.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count, self._data = count, bytearray()
         self._late: dict[str, tuple[int, Entry]] = {}
 
     def add(self, name: str, entry: Entry, *, late: bool = False) -> None:
@@ -215,6 +218,11 @@ class Written:
 def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
     """Return the entry with offset and bytes of its mask."""
     return msgspec.structs.replace(entry, mask=mask)
+
+
+def entry_size(entry: Entry) -> int:
+    """Return the bytes of an entry, less its name."""
+    return len(_spelled_out("", entry)) - 1
 
 
 def _spelled_out(name: str, entry: Entry) -> bytes:

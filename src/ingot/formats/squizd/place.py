@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 
-from ingot.errors import UnsupportedError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MOST, TCA, gap_to
-from ingot.formats.squizd.carry import Form, Forms
+from ingot.formats.squizd.carry import Form, forms_of
 from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
 from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import TensorSpec, kinds_of, names_of
 
 # Blocks that may stand in one file beside NPCL (section 5: one primary encoding; INT2's hybrid may hold INT4).
 _PRIMARY = ({ASTC}, {TCA}, {INT4}, {INT2, INT4})
@@ -25,14 +26,20 @@ def layers_of(names: Sequence[str]) -> tuple[list[int], int]:
     Tensors before the layers go with the first, those after them with the last; without layers, or with numbers past
     65,534, all go with one.
     """
+    ranked, count = _ranked(names)
+    return [place // 3 for place in ranked], count
+
+
+def _ranked(names: Sequence[str]) -> tuple[list[int], int]:
+    """Return three times each tensor's layer, and more for one behind others of its layer; the number of layers."""
     before, layers, after = group_by_layer(names)
     count = 1 + max(layers, default=0)
     if count > MAX_LAYERS:
-        return [0] * len(names), 1
-    layer_by_name = {name: layer for layer, members in layers.items() for name in members}
-    layer_by_name.update(dict.fromkeys(before, 0))
-    layer_by_name.update(dict.fromkeys(after, count - 1))
-    return [layer_by_name[name] for name in names], count
+        layers, count = {0: [name for members in layers.values() for name in members]}, 1
+    places = {name: 3 * layer + 1 for layer, members in layers.items() for name in members}
+    places.update(dict.fromkeys(before, 0))
+    places.update(dict.fromkeys(after, 3 * count - 1))
+    return [places[name] for name in names], count
 
 
 def order(specs: Sequence[TensorSpec]) -> list[int]:
@@ -44,23 +51,32 @@ def order(specs: Sequence[TensorSpec]) -> list[int]:
         ``squizd.mixed-encodings``, ``squizd.mixed-blocks``.
     """
     _check_together(specs)
-    names = [spec.name for spec in specs]
-    layers, _ = layers_of(names)
-    before, _, after = group_by_layer(names)
-    rank = dict.fromkeys(before, -1) | dict.fromkeys(after, 1)
-    return sorted(range(len(specs)), key=lambda index: (layers[index], rank.get(names[index], 0)))
+    ranked, _ = _ranked(names_of(specs))
+    return sorted(range(len(ranked)), key=ranked.__getitem__)
+
+
+def in_order(specs: Sequence[TensorSpec], name: str) -> tuple[list[int], int]:
+    """Return what ``layers_of`` gives of tensors that come in the format's order; errors as of ``order``.
+
+    Raises ``UsageError`` ``writer.order`` where they do not.
+    """
+    _check_together(specs)
+    ranked, count = _ranked(names_of(specs))
+    if any(map(gt, ranked, ranked[1:])):
+        raise UsageError("expected the tensors in the format's order", rule="writer.order", where=name)
+    return [place // 3 for place in ranked], count
 
 
 def _check_together(specs: Sequence[TensorSpec]) -> None:
-    forms = Forms()
-    magics = {forms.of(spec).block.magic for spec in specs} & FLAG_OF.keys()
+    magics = {form.block.magic for form in forms_of(specs)} & FLAG_OF.keys()
     if magics and not any(magics <= allowed for allowed in _PRIMARY):
         kinds = " and ".join(sorted(magic.decode() for magic in magics))
         raise UnsupportedError(
             f"a .squizd file has one primary encoding (INT2 may hold INT4), found {kinds}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
-    blocks = {BlocksLayout.of(spec).block for spec in specs if spec.codec == BlocksLayout.codec}
+    kinds = kinds_of(specs)[0].values()
+    blocks = {BlocksLayout.of(spec).block for spec in kinds if spec.codec == BlocksLayout.codec}
     if len(blocks) > 1:
         raise UnsupportedError(
             f"a .squizd file has one size of pruned blocks, found {sorted(map(str, blocks))}",
@@ -68,12 +84,13 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
         )
 
 
-def flags_of(specs: Iterable[TensorSpec]) -> Flags:
+def flags_of(specs: Sequence[TensorSpec]) -> Flags:
     """Return the flags that the tensors call for. INT4 blocks of an INT2 file need none of their own."""
-    flags, forms = Flags(0), Forms()
-    for spec in specs:
-        flags |= FLAG_OF.get(forms.of(spec).block.magic, Flags(0))
-        flags |= Flags.SPARSE if spec.codec == BlocksLayout.codec else Flags(0)
+    flags = Flags(0)
+    for magic in {form.block.magic for form in forms_of(specs)}:
+        flags |= FLAG_OF.get(magic, Flags(0))
+    if any(spec.codec == BlocksLayout.codec for spec in kinds_of(specs)[0].values()):
+        flags |= Flags.SPARSE
     return flags & ~Flags.INT4 if flags & Flags.INT2 else flags
 
 
@@ -126,7 +143,7 @@ class PlacedTensors:
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.specs = specs
         self._forms: list[Form] = []
-        self._form, self._layer = array("I"), array("I")
+        self._form, self.layers = array("I"), array("I")
         self._scaled: dict[int, tuple[int, int, int, int]] = {}
 
     def add(self, form: Form, layer: int, scaled: tuple[int, int, int, int] | None) -> None:
@@ -136,17 +153,21 @@ class PlacedTensors:
         if not self._forms or self._forms[-1] is not form:
             self._forms.append(form)
         self._form.append(len(self._forms) - 1)
-        self._layer.append(layer)
+        self.layers.append(layer)
 
     def __len__(self) -> int:
         return len(self._form)
 
     def __getitem__(self, at: int) -> Placed:
-        form, layer = self._forms[self._form[at]], self._layer[at]
+        form, layer = self._forms[self._form[at]], self.layers[at]
         return Placed(self.specs[at], form, layer, *self._scaled.get(at, ()))
 
     def __iter__(self) -> Iterator[Placed]:
         return map(self.__getitem__, range(len(self)))
+
+    def forms(self) -> Iterator[Form]:
+        """Yield how each tensor lies in the file."""
+        return map(self._forms.__getitem__, self._form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +181,19 @@ class Placement:
 
 def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) -> Placement:
     """Give every tensor its layer, id and scale entries; ``UnsupportedError`` ``squizd.id-collision``."""
-    placed, forms = PlacedTensors(specs), Forms()
+    placed = PlacedTensors(specs)
     first, second = 0, [0]
     ids: dict[int, str] = {}
-    for spec, layer in zip(specs, layers, strict=True):
-        form = forms.of(spec)
+    for name, form, layer in zip(names_of(specs), forms_of(specs), layers, strict=True):
         more = form.second or 0
         if second[-1] + more > MOST:
             second.append(0)
         scaled = None
         if form.first:
-            id = tensor_id(layer, spec.name)
-            if ids.setdefault(id, spec.name) != spec.name:
+            id = tensor_id(layer, name)
+            if ids.setdefault(id, name) != name:
                 raise UnsupportedError(
-                    f"{spec.name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
+                    f"{name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
                 )
             scaled = id, first, len(second) - 1, second[-1]
         placed.add(form, layer, scaled)
@@ -239,21 +259,20 @@ def lay_out(placement: Placement, start: int) -> tuple[list[int], Cursor]:
 
     Lengths that only the bytes tell count as the most that they can be.
     """
-    cursor, offsets = Cursor(start, placement.layer_count), []
-    for placed in placement.tensors:
-        offsets.append(cursor.block(placed.layer, placed.form.block.lead)[1])
-        cursor.tail += most_bytes(placed)
-        if placed.form.mask_bytes is not None:
-            cursor.mask(placed.form.mask_bytes)
+    cursor, offsets, tensors = Cursor(start, placement.layer_count), [], placement.tensors
+    for at, (form, layer) in enumerate(zip(tensors.forms(), tensors.layers, strict=True)):
+        offsets.append(cursor.block(layer, form.block.lead)[1])
+        length = form.block.length
+        cursor.tail += most_bytes(tensors[at]) if length is None else length
+        if form.mask_bytes is not None:
+            cursor.mask(form.mask_bytes)
     cursor.finish()
     return offsets, cursor
 
 
 def most_bytes(placed: Placed) -> int:
-    """Return the bytes of a tensor's block, or the most that it can take."""
+    """Return the most bytes that the block of a tensor can take whose length only its bytes tell."""
     block = placed.form.block
-    if block.length is not None:
-        return block.length
     known = max(piece.start or 0 for piece in block.pieces)
     unknown = [placed.spec.part(piece.role).at_most for piece in block.pieces if piece.length is None]
     return known + sum(size + 63 for size in unknown)

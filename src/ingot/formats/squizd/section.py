@@ -6,11 +6,12 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, StatedChunks, as_stated
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import settled
-from ingot.formats.squizd.carry import SCALE_ROLES
+from ingot.formats.squizd.carry import SCALE_ROLES, Form
 from ingot.formats.squizd.directory import Entry, Written
 from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
@@ -20,6 +21,7 @@ from ingot.model.bytesource import Buffer, Sink
 from ingot.model.layouts.ids import file_id
 
 Blob = tuple[int, int, str]
+_CRC = "crc32c"
 
 
 class _Role:
@@ -175,6 +177,25 @@ class Section:
         self.abandon()
         return record
 
+    def add(self, placed: Placed, data: memoryview) -> dict[str, Any]:
+        """Write all of a tensor that ``is_plain``, which ``order`` has counted; return what ``restore`` needs."""
+        block, digest = placed.form.block, self._digest
+        gap, offset = self.cursor.block(placed.layer, block.lead)
+        self._flush_masks()
+        self._sink.write_at(gap, b"".join((bytes(offset - gap), block.header, data)))
+        crc, end = checksums.digest(_CRC, data), offset + block.lead + data.nbytes
+        role = block.pieces[0].role
+        record = {
+            "name": placed.spec.name,
+            "blobs": [(offset + block.lead, data.nbytes, crc)],
+            "end": end,
+            "digests": {} if digest is None else {role: crc if digest == _CRC else checksums.digest(digest, data)},
+            "chunks": {},
+            "mask": "",
+        }
+        self._accept(placed, offset, record)
+        return record
+
     def restore(self, placed: Placed, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it."""
         _, offset = self.cursor.block(placed.layer, placed.form.block.lead)
@@ -238,6 +259,15 @@ class Section:
         entry = EntryWriter(self._sink, offset, placed.id, "f32", placed.spec.name)
         entry.write(SCALE_ROLES[0], memoryview(struct.pack("<f", 1.0)))
         return [entry.blob()]
+
+
+def is_plain(form: Form, nbytes: int) -> bool:
+    """Whether a tensor of so many bytes, some, is one part behind its block's header, without scales and mask."""
+    block = form.block
+    if len(block.pieces) != 1 or form.first or form.mask_bytes is not None:
+        return False
+    piece = block.pieces[0]
+    return 0 < nbytes == piece.length and piece.start == block.lead
 
 
 def entry_of(

@@ -10,6 +10,7 @@ from ingot.core.blocks import block_count
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
+from ingot.formats.many import add_in_pieces, small
 from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
@@ -25,8 +26,8 @@ from ingot.formats.squizd.layout import (
     sparsity_crc,
     split_metadata,
 )
-from ingot.formats.squizd.place import Placed, flags_of, lay_out, layers_of, order, place
-from ingot.formats.squizd.section import Section, TensorWriter
+from ingot.formats.squizd.place import Placed, flags_of, in_order, lay_out, place
+from ingot.formats.squizd.section import Section, TensorWriter, is_plain
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.features import Flags
@@ -43,18 +44,17 @@ class SquizdWriter:
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         specs = artifact.tensors
-        names = [spec.name for spec in specs]
-        if order(specs) != list(range(len(specs))):
-            raise UsageError("expected the tensors in the format's order", rule="writer.order", where=name)
-        layers, count = layers_of(names)
+        layers, count = in_order(specs, name)
         self._specs, self._name, self._options = specs, name, options
         self._arch, self._metadata = split_metadata(artifact.metadata)
         self._attachments = artifact.attachments
         self._placement = place(specs, layers, count)
         self._start = HEADER + INDEX_ENTRY * count
-        _, end = lay_out(self._placement, self._start)  # without unknown lengths, which no quantized tensor has
+        tables = 0
+        if self._placement.tables.counts:  # without unknown lengths, which no quantized tensor has
+            tables = lay_out(self._placement, self._start)[1].tail
         self._sink = target.create(name)
-        self._section = Section(self._sink, self._placement, self._start, end.tail, options.digest)
+        self._section = Section(self._sink, self._placement, self._start, tables, options.digest)
         self._order = self._section.order
         self._open: tuple[Placed, TensorWriter] | None = None
 
@@ -79,6 +79,18 @@ class SquizdWriter:
         placed, writer = self._open
         record = self._section.end(placed, writer)
         self._open = None
+        return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
+
+    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
+        """Write a whole tensor whose stored bytes are at hand."""
+        whole = small(spec, parts)
+        if whole is None or self._open is not None or self._order.done >= len(self._specs):
+            return add_in_pieces(self, spec, parts)
+        placed = self._placement.tensors[self._order.done]
+        if not spec.is_like(placed.spec) or not is_plain(placed.form, whole.nbytes):
+            return add_in_pieces(self, spec, parts)
+        self._order.whole(spec.name)
+        record = self._section.add(placed, whole)
         return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
