@@ -73,6 +73,10 @@ class ErrorStats:
         return {"max_abs": self.max_abs, "rms": self.rms, "snr_db": self.snr_db, "cosine": self.cosine}
 
 
+NO_ERROR = ErrorStats()
+"""The sums of nothing, and of what was not measured."""
+
+
 def measure(reference: Array, other: Array) -> ErrorStats:
     """Compare two arrays of as many elements, each f64, f32, f16 or bf16, C order; deterministic."""
     sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))

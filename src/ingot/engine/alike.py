@@ -6,28 +6,27 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from ingot.core.stats import ErrorStats
+from ingot.core.stats import NO_ERROR, ErrorStats
 from ingot.engine.data import step_data
 from ingot.engine.done import Done
 from ingot.engine.work import Step
 from ingot.model.lazy import Many
 from ingot.model.spec import ManySpecs, TensorSpec
-from ingot.model.tensor import Tensor
 
 Found = TypeVar("Found")
 
-_NO_ERROR = ErrorStats()
+_PLANNED: Mapping[str, Any] = {"digests": {}}
 _TOGETHER = 1 << 12  # names that a fingerprint takes at once
 
 
 class Steps(Sequence[Step]):
     """The steps of a plan, in order.
 
-    ``tensors`` are what ``repeat`` reads; they have to stay as they are.
+    ``sources`` has what ``Step.like`` takes of a name, a tensor or several; they have to stay as they are.
     """
 
-    def __init__(self, tensors: Many[Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, sources: Many[Any]) -> None:
+        self._sources = sources
         self._kinds: list[Step] = []
         self.numbers = array("I")
         """The number of each step's kind."""
@@ -52,7 +51,7 @@ class Steps(Sequence[Step]):
 
     def chosen(self, order: Iterable[int]) -> Steps:
         """Return these steps of it, in that order."""
-        found = Steps(self._tensors)
+        found = Steps(self._sources)
         found._kinds = self._kinds
         for index in order:
             found.repeat(self.names[index], self.numbers[index])
@@ -83,7 +82,7 @@ class Steps(Sequence[Step]):
         if isinstance(index, slice):
             return self.chosen(range(len(self))[index])
         name, first = self.names[index], self._kinds[self.numbers[index]]
-        return first if first.tensor.name == name else first.like(self._tensors.passing(name))
+        return first if first.tensor.name == name else first.like(self._sources.passing(name))
 
     def spec(self, index: int) -> TensorSpec:
         """Return what one step writes."""
@@ -165,14 +164,19 @@ class Finished(Sequence[Done]):
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps, self._count = steps, 0
         self._told: dict[int, Done] = {}
+        self._figures: dict[int, tuple[int, ErrorStats, Mapping[str, Any]]] = {}  # of steps that are made again
         self._plain: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def append(self, done: Done) -> None:
         """Add the next step as it was done; where nothing was learnt of many, they share what says so."""
-        if done.error == _NO_ERROR and not any(done.notes.values()):
-            notes = self._plain.setdefault(tuple(done.notes), done.notes)
-            done = Done(done.step, done.nbytes, _NO_ERROR, notes if notes == done.notes else done.notes)
-        self._told[self._count] = done
+        error, notes, steps = done.error, done.notes, self._steps
+        if error == NO_ERROR and not any(notes.values()):
+            plain = self._plain.setdefault(tuple(notes), notes)
+            error, notes = NO_ERROR, plain if plain == notes else notes
+        if isinstance(steps, Steps) and steps.first(steps.numbers[self._count]).repeats:
+            self._figures[self._count] = done.nbytes, error, notes
+        else:
+            self._told[self._count] = Done(done.step, done.nbytes, error, notes)
         self._count += 1
 
     def as_planned(self, nbytes: int, error: ErrorStats, notes: Mapping[str, Any]) -> bool:
@@ -189,7 +193,7 @@ class Finished(Sequence[Done]):
     def planned(self, index: int) -> tuple[str, int | None]:
         """Return the name and the kind of a step that went as planned; None for a kind of others."""
         steps = self._steps
-        if index in self._told or not isinstance(steps, Steps):
+        if index in self._told or index in self._figures or not isinstance(steps, Steps):
             return "", None
         return steps.names[index], steps.numbers[index]
 
@@ -210,4 +214,4 @@ class Finished(Sequence[Done]):
         if told is not None:
             return told
         step = self._steps[number]
-        return Done(step, step.out_bytes, ErrorStats(), {"digests": {}})
+        return Done(step, *self._figures.get(number, (step.out_bytes, NO_ERROR, _PLANNED)))

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from ingot.core.stats import ErrorStats
 from ingot.engine.pipeline import Begin, Chunk, End, Pipeline, Whole
 
-_NONE = ErrorStats()
-
 
 class Sink(Protocol):
     """Where one tensor's bytes go."""
@@ -43,7 +41,7 @@ def drive(
             sink.write(event.parts)
             pipeline.done(event)
             advance(event.step.in_bytes, "")
-            finished(event, sink.close(), _NONE)
+            finished(event, sink.close(), event.error)
         elif isinstance(event, Begin):
             sink, error = opened(event), ErrorStats()
             advance(0, event.step.tensor.name)

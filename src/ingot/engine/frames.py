@@ -57,7 +57,7 @@ class TensorSink:
     def write(self, parts: Mapping[str, Any]) -> None:
         """Take the next bytes of each part."""
         for role, array in parts.items():
-            data = file_bytes(array)
+            data = array if isinstance(array, memoryview) else file_bytes(array)
             if role in self._cutters:
                 self._cut(role, data)
             elif data.nbytes:

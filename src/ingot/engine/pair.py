@@ -15,12 +15,12 @@ from ingot.core.buffers import scratch
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import file_bytes, numpy_dtype
 from ingot.core.floats import FLOATS
-from ingot.core.stats import measure, squared_error
+from ingot.core.stats import ErrorStats, measure, squared_error
 from ingot.engine import cost
-from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.chunks import at_once, chunks, matrix_of
 from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import IngotError
 from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
@@ -38,6 +38,15 @@ class Diff(Step):
     codec: DeltaCodec = field(kw_only=True)
     encoder: DeltaEncoder = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def repeats(self) -> bool:
+        return not self.encoder.fit_passes  # else it is pure, and may serve other tensors
+
+    def like(self, source: tuple[Tensor, Tensor]) -> Diff:
+        base, tensor = source
+        told = (tensor, self.spec.named(tensor.name), self.action, self.rule, self.exact)
+        return Diff(*told, base=base, codec=self.codec, encoder=self.encoder, options=self.options)
 
     @property
     def in_bytes(self) -> int:
@@ -84,8 +93,16 @@ class Diff(Step):
         step = self.encoder.step
         return step // gcd(step, matrix[1]) if self.codec.elementwise and matrix[1] else step
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
+    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Comparing:
         return _Comparing(shape, step=self, watches=watches, measured=measured and self.tensor.dtype in FLOATS)
+
+    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
+        if any(part.encoding != "raw" for part in self.spec.parts):
+            return None
+        matrix = (shape.rows, shape.cols)
+        old = at_once(self.base, matrix)
+        new = None if old is None else at_once(self.tensor, matrix)
+        return None if old is None or new is None else self.begin(shape, watches, measured=measured).whole(old, new)
 
 
 @dataclass(kw_only=True)
@@ -114,11 +131,7 @@ class _Comparing(Running):
         step, shape = self.step, self.shape
         pair = (step.base, step.tensor)
         readers = [CODECS[tensor.codec].reader(tensor) for tensor in pair]
-        # What patching gives is the fine-tune itself, or made anew of each chunk's parts.
-        direct = {point for point in self.watches if point == BASE or step.encoder.lossless}
-        self.feeds = {point: self.watches[point].tensor(step.tensor.name) for point in sorted(direct)}
-        if RESULT in self.watches and not step.encoder.lossless:
-            self._rebuilt = Blake3()
+        self._open_feeds()
         share = step.in_bytes / max(shape.rows, 1)
         kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], shape.first
         for reader in readers if start else ():
@@ -136,6 +149,23 @@ class _Comparing(Running):
             start = max(stop, 1)
         for reader in readers if shape.last is None else ():
             reader.finish()
+
+    def whole(self, old: Array, new: Array) -> AtOnce:
+        """Do the whole step: these are all values."""
+        self._open_feeds()
+        rows = (old, new)
+        encoded = self._encode(old, new, 0, [feed.take(rows[point]) for point, feed in self.feeds.items()])
+        if encoded.settle is not None:
+            encoded.settle()
+        parts = {role: file_bytes(array) for role, array in encoded.parts.items()}
+        return AtOnce(parts, encoded.error or ErrorStats(), self)
+
+    def _open_feeds(self) -> None:
+        # What patching gives is the fine-tune itself, or made anew of each chunk's parts.
+        direct = {point for point in self.watches if point == BASE or self.step.encoder.lossless}
+        self.feeds = {point: self.watches[point].tensor(self.step.tensor.name) for point in sorted(direct)}
+        if RESULT in self.watches and not self.step.encoder.lossless:
+            self._rebuilt = Blake3()
 
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> Encoded:
         step = self.step

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
-from typing import Any, ClassVar
+from typing import Any
 
 from ingot.core.buffers import recycling
 from ingot.core.parallel import Halt, Workers, adopt
+from ingot.core.stats import ErrorStats
 from ingot.engine.alike import by_kind
 from ingot.engine.watch import Watches
 from ingot.engine.work import Chunking, Encoded, Running, Step, Take, Work
@@ -85,6 +86,12 @@ class Batch:
     @property
     def is_full(self) -> bool:
         return self.cost >= _BATCH_BYTES or len(self.events) >= _BATCH_EVENTS
+
+    def taken(self) -> Iterator[Event]:
+        """Yield the events, each of which is let go of."""
+        self.events.reverse()
+        while self.events:
+            yield self.events.pop()
 
     def chunk(self, work: Work, in_bytes: int, cost: int) -> None:
         """Add a chunk that ``work`` makes."""
@@ -165,6 +172,9 @@ class _AtOnce(Running):
         return iter(())
 
 
+_AT_ONCE = _AtOnce()
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A small step from its beginning to its end: all bytes of its ``parts``. ``cost`` is what they took."""
@@ -172,7 +182,8 @@ class Whole:
     step: Step
     parts: Mapping[str, Any]
     cost: int
-    running: ClassVar[Running] = _AtOnce()
+    running: Running
+    error: ErrorStats
 
 
 Event = Begin | Chunk | End | Whole
@@ -253,7 +264,7 @@ class Pipeline:
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield from item.events
+            yield from item.taken()
 
     def done(self, chunk: Chunk | Whole) -> None:
         """Give the memory of what is written back."""
@@ -309,12 +320,12 @@ class Pipeline:
     def _fill(self, step: Step, shape: Chunking, take: Take) -> Iterator[None]:
         """Add the events of a step to the batch; yield each time that it is full, to have it handed on."""
         watches = self._watching(step)
-        if shape.cost <= _SMALL and step.repeats:
+        if shape.cost <= _SMALL and shape.chunk_rows >= shape.rows and step.repeats:
             if not take():
                 return
-            parts = step.at_once()
-            if parts is not None:
-                self._batch.events.append(Whole(step, parts, shape.cost))
+            made = step.at_once(shape, watches, measured=self._measured)
+            if made is not None:
+                self._batch.events.append(Whole(step, made.parts, shape.cost, made.running or _AT_ONCE, made.error))
                 self._batch.cost += shape.cost
                 if self._batch.is_full:
                     yield
@@ -346,10 +357,10 @@ class Pipeline:
             raise
         yield from self._done_here()
 
-    def _done_here(self) -> Sequence[Event]:
+    def _done_here(self) -> Iterator[Event]:
         batch, self._batch = self._batch, Batch()
         batch.submit(None)
-        return batch.events
+        return batch.taken()
 
 
 def _always() -> bool:

@@ -16,15 +16,28 @@ BASE, RESULT = 0, 1
 """Points at which values pass in a step of two tensors: those of the first, and what is made of both."""
 
 
+_LITTLE = 1 << 14
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
+
+
 class Lane:
-    """One thread that hashes what passes, in the order in which it was given; a context manager."""
+    """One thread that hashes what passes, in the order in which it was given; a context manager.
+
+    A little is hashed by who gives it, where nothing waits: waking a thread takes longer.
+    """
 
     def __init__(self, name: str) -> None:
         self._pool = Workers(1, f"ingot-{name}")
+        self._last = _DONE
 
     def feed(self, running: Hasher, data: Buffer) -> Future[None]:
         """Hash ``data`` when its turn comes; it may not change until the returned future is done."""
-        return self._pool.submit(running.update, data)
+        if memoryview(data).nbytes <= _LITTLE and self._last.done():
+            running.update(data)
+            return _DONE
+        self._last = self._pool.submit(running.update, data)
+        return self._last
 
     def __enter__(self) -> Lane:
         return self

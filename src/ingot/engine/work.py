@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ingot.codecs import base
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta.base import DeltaEncoder
-from ingot.core.stats import ErrorStats
+from ingot.core.stats import NO_ERROR, ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -56,6 +56,15 @@ class Room:
     measured: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """All bytes of each part of a small tensor; ``running`` has the notes of the step, where there are some."""
+
+    parts: Mapping[str, Any]
+    error: ErrorStats = NO_ERROR
+    running: Running | None = None
+
+
 Work = Callable[[], Encoded]
 Take = Callable[[], bool]
 
@@ -80,8 +89,11 @@ class Step(ABC):
     encodes_parts: ClassVar[bool] = True
     elsewhere: ClassVar[bool] = False
     """Whether another process does it, so that no values pass here."""
-    repeats: ClassVar[bool] = False
-    """Whether ``like`` makes such steps for other tensors; nothing is learnt or held while one runs."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether ``like`` makes such steps for other tensors; nothing is learnt or held while one runs."""
+        return False
 
     @property
     def origin(self) -> Step:
@@ -140,12 +152,18 @@ class Step(ABC):
         for encoder in self.encoders:
             base.forget(encoder)
 
-    def like(self, tensor: Tensor) -> Step:
-        """Return this step for a tensor that differs from its own in name, place and digest alone."""
+    def like(self, source: Any) -> Step:
+        """Return this step for ``source``, what ``Steps`` was given of another name.
+
+        It differs from what this one reads in name, place and digest alone.
+        """
         raise NotImplementedError
 
-    def at_once(self) -> Mapping[str, Any] | None:
-        """Read and return all bytes of each part, where they are few and nothing else is to be done with them."""
+    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
+        """Read all of a small tensor and return what becomes of it, where that is quicker; as of ``begin``.
+
+        Asked of steps that repeat. None where it is to be done piece by piece, and nothing was read that hashes.
+        """
         return None
 
     @abstractmethod

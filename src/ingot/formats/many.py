@@ -30,6 +30,15 @@ class Compact(Format, Protocol):
     per_tensor: int
 
 
+@runtime_checkable
+class GoesByName(Format, Protocol):
+    """A format that knows without the rest of its spec what it refuses of a tensor that is like one it takes."""
+
+    def refuses_name(self, name: str) -> str | None:
+        """Why a tensor of this name cannot be carried; None if it can."""
+        ...
+
+
 def add_in_pieces(writer: FormatWriter, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
     """Write a whole tensor by ``begin``, ``write`` and ``end``; return its record."""
     writer.begin(spec)

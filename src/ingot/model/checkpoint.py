@@ -279,6 +279,11 @@ class TensorSlice:
         return self._tensor[index]
 
 
+def many_of(tensors: Mapping[str, Tensor]) -> Many[Tensor]:
+    """Return tensors for somebody who goes over all of them and keeps none."""
+    return tensors.many if isinstance(tensors, Checkpoint) else as_many(tensors)
+
+
 def unknown_tensor(name: str, known: Iterable[str], where: str) -> UsageError:
     """Return the refusal ``tensor.unknown`` of a name, with the nearest of the known ones."""
     return UsageError(f"no tensor named {name!r}{did_you_mean(name, known)}", rule="tensor.unknown", where=where)

@@ -53,9 +53,13 @@ class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: list[str] = []
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the JSON-like value that stands under ``KEY``."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        """Return the JSON-like value that stands under ``KEY``. Of equal changes there is one object."""
+        plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
+        removed = plain.pop("removed", None)
+        if self.tensors:
+            known = {change: msgspec.to_builtins(change) for change in set(self.tensors.values())}
+            plain["tensors"] = {name: known[change] for name, change in self.tensors.items()}
+        return plain if removed is None else {**plain, "removed": removed}
 
 
 def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
@@ -69,9 +73,7 @@ def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
     value = metadata[KEY]
     try:
         # A container that holds text only has the value as its JSON text (``Format.metadata``).
-        info = (
-            msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else msgspec.convert(value, DeltaInfo)
-        )
+        info = msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else _converted(value)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FormatError("delta.metadata", str(error), where=where) from error
     if info.version != 1:
@@ -82,3 +84,18 @@ def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
                 "delta.op", f"expected {', '.join(OPS)}, found {change.op[:40]!r} for {name[:200]!r}", where=where
             )
     return info
+
+
+def _converted(value: Any) -> DeltaInfo:
+    """Convert a JSON-like value; tensors that share what becomes of them still do. Errors as ``msgspec.convert``."""
+    tensors = value.get("tensors") if isinstance(value, dict) else None
+    if not isinstance(tensors, dict) or any(type(name) is not str for name in tensors):
+        return msgspec.convert(value, DeltaInfo)
+    firsts, seen = {}, set()
+    for name, said in tensors.items():
+        if id(said) not in seen:
+            firsts[name] = said
+            seen.add(id(said))
+    info = msgspec.convert({**value, "tensors": firsts}, DeltaInfo)
+    known = {id(said): info.tensors[name] for name, said in firsts.items()}
+    return msgspec.structs.replace(info, tensors={name: known[id(said)] for name, said in tensors.items()})

@@ -205,6 +205,11 @@ class AdditiveEncoder:
         params: Mapping[str, Any] = self._inner.params
         return params
 
+    @property
+    def looks(self) -> bool:
+        """Whether it is for the values to say what they are stored in."""
+        return isinstance(self._inner, Reaching)
+
     def look(self, rows: Array, start: int) -> bool:
         """As of ``codecs.reach.Reaching``, over rows of the difference."""
         return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)

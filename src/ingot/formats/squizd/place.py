@@ -75,8 +75,8 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
             f"a .squizd file has one primary encoding (INT2 may hold INT4), found {kinds}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
-    kinds = kinds_of(specs)[0].values()
-    blocks = {BlocksLayout.of(spec).block for spec in kinds if spec.codec == BlocksLayout.codec}
+    firsts, _ = kinds_of(specs)
+    blocks = {BlocksLayout.of(spec).block for spec in firsts.values() if spec.codec == BlocksLayout.codec}
     if len(blocks) > 1:
         raise UnsupportedError(
             f"a .squizd file has one size of pruned blocks, found {sorted(map(str, blocks))}",

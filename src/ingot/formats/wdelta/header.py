@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import Int4DeltaLayout, SparseDeltaLayout
 from ingot.model.layouts.table import layout_of
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import TensorSpec, kinds_of, names_of
 
 HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
@@ -195,7 +196,7 @@ def _require_base_dtype(spelling: str, where: str) -> None:
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
     """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
-    return VERSIONS[any(_int4_layout(spec) == 2 for spec in specs)]
+    return VERSIONS[any(_int4_layout(spec) == 2 for spec in kinds_of(specs)[0].values())]
 
 
 def _int4_layout(spec: TensorSpec) -> int | None:
@@ -208,8 +209,7 @@ def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: Del
 
     Raises ``UnsupportedError`` ``wdelta.metadata`` for metadata that JSON cannot hold.
     """
-    strategies = [BY_CODEC[spec.codec].name for spec in specs]
-    first = strategies[0] if strategies else "sparse"
+    first = BY_CODEC[specs[0].codec].name if specs else "sparse"
     stated = info.strategy if info.strategy in STRATEGIES else first
     hashes = {key: value for key, value in info.base.hashes.items() if key != HASH}
     extra = Extension(
@@ -218,18 +218,33 @@ def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: Del
         _or_none(info.result),
     )
     own = {key: value for key, value in metadata.items() if key != KEY}
-    header: dict[str, Any] = {
-        "parent_hash": info.base.hashes.get(HASH, "0" * 64),
-        "strategy": stated,
-        "tensors": {spec.name: _entry(spec, info.tensors.get(spec.name), version) for spec in specs},
-    }
+    header = {"parent_hash": info.base.hashes.get(HASH, "0" * 64), "strategy": stated, "tensors": {}}
     try:
         added = {**msgspec.to_builtins(extra), **({"metadata": own} if own else {})}
-        if added:
-            header["ingot"] = added
-        return json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+        found = bytearray(_json(header)[:-2])  # up to the first tensor
+        for entry in _entries(specs, info, version):
+            found += entry
+        if specs:
+            del found[-1:]
+        found += b"}," + _json({"ingot": added})[1:] if added else b"}}"
+        return bytes(found)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UnsupportedError(f"metadata that JSON cannot hold: {error}", rule="wdelta.metadata") from error
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _entries(specs: Sequence[TensorSpec], info: DeltaInfo, version: int) -> Iterator[bytes]:
+    """Yield what the header says of each tensor, with a comma behind it; of those of a kind it is made once."""
+    firsts, numbers = kinds_of(specs)
+    known: dict[tuple[int, Change | None], bytes] = {}
+    for name, number in zip(names_of(specs), numbers, strict=True):
+        kind = number, info.tensors.get(name)
+        if kind not in known:
+            known[kind] = b":" + _json(_entry(firsts[number], kind[1], version)) + b","
+        yield encode_basestring_ascii(name).encode() + known[kind]
 
 
 def _or_none(identity: Identity) -> Identity | None:

@@ -12,14 +12,15 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.many import SMALL, add_in_pieces
 from ingot.formats.order import Order
-from ingot.formats.wdelta.carry import change_refusal, refusal
+from ingot.formats.wdelta.carry import change_refusal, name_refusal, refusal
 from ingot.formats.wdelta.digest import TrailingDigest
 from ingot.formats.wdelta.header import HASH, describe, version_of
 from ingot.formats.wdelta.layout import BY_CODEC, DIGEST, ITEM, MAX_HEADER, PREFIX, SPELLING, pack_head, pack_prefix
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.delta import DeltaInfo, delta_of
-from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.spec import PartSpec, TensorSpec, kinds_of, names_of
 
 UNKNOWN = "0" * 64
 """Stands for a parent hash that is not known yet."""
@@ -36,28 +37,33 @@ class _Blob:
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
     """Return the exact size of the file; errors as ``WdeltaWriter``."""
-    header = header_of(specs, metadata)
-    return PREFIX + len(header) + sum(_record_bytes(spec) for spec in specs) + DIGEST
+    header, _ = header_of(specs, metadata)
+    return PREFIX + len(header) + _records_bytes(specs) + DIGEST
 
 
-def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bytes:
-    """Return the header of a file of these tensors.
+def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[bytes, DeltaInfo]:
+    """Return the header of a file of these tensors, and what it says of the delta.
 
     Raises
     ------
     UnsupportedError
         ``wdelta.metadata``, ``wdelta.change``, ``wdelta.unsupported``, ``wdelta.header-too-large``.
     """
-    for spec in specs:
+    for spec in kinds_of(specs)[0].values():
         reason = refusal(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="wdelta.unsupported", where=spec.name)
-    header = describe(specs, metadata, info_of(specs, metadata), version_of(specs))
+    for name in names_of(specs):
+        reason = name_refusal(name)
+        if reason is not None:
+            raise UnsupportedError(reason, rule="wdelta.unsupported", where=name)
+    info = info_of(specs, metadata)
+    header = describe(specs, metadata, info, version_of(specs))
     if len(header) > MAX_HEADER:
         raise UnsupportedError(
             f"expected a header of at most {MAX_HEADER} bytes, found {len(header)}", rule="wdelta.header-too-large"
         )
-    return header
+    return header, info
 
 
 def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaInfo:
@@ -67,7 +73,7 @@ def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaIn
         raise UnsupportedError(
             "expected the description of a delta among the metadata, found ordinary weights", rule="wdelta.metadata"
         )
-    reason = change_refusal(info, [spec.name for spec in specs])
+    reason = change_refusal(info, names_of(specs))
     if reason is not None:
         raise UnsupportedError(f"a .wdelta cannot say this: {reason}; write a .zt", rule="wdelta.change")
     return info
@@ -84,14 +90,15 @@ class WdeltaWriter:
         self._name, self._specs = name, specs
         self._order = Order(specs, name)
         self._head = b""
-        self._known = False
+        self._head_bytes, self._known = 0, False
         self._set_metadata(metadata)
-        self._next = PREFIX + len(self._head)  # where the record of the next tensor begins
+        self._next = PREFIX + self._head_bytes  # where the record of the next tensor begins
         self._places: dict[str, _Blob] = {}  # of the tensor that is open: of many, places take more than is written
-        self._end = self._next + sum(_record_bytes(spec) for spec in specs)
+        self._end = self._next + _records_bytes(specs)
         self._sink = target.create(name)
         self._trail: TrailingDigest | None = None
         self._start_digest()
+        self._head = b""  # written, or to be amended: of very many tensors it is large
         self._crcs: dict[str, checksums.Hasher] = {}
 
     def begin(self, spec: TensorSpec) -> None:
@@ -121,6 +128,27 @@ class WdeltaWriter:
             "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs],
         }
 
+    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
+        """Write a whole tensor whose stored bytes are at hand."""
+        ordered, views = _ordered(spec), {role: memoryview(data).cast("B") for role, data in parts.items()}
+        if [views[part.role].nbytes if part.role in views else -1 for part in ordered] != [
+            part.length for part in ordered
+        ] or (spec.nbytes or 0) > SMALL:
+            return add_in_pieces(self, spec, parts)
+        self._order.whole(spec.name)
+        pieces: list[Buffer] = []
+        blobs, at = [], self._next
+        for part in ordered:
+            head, data = _head_of(spec.name, part), views[part.role]
+            pieces += (head, data)
+            blobs.append([self._name, at + len(head), data.nbytes, checksums.digest("crc32c", data)])
+            at += len(head) + data.nbytes
+        self._sink.write_at(self._next, b"".join(pieces))
+        self._next = at
+        if self._trail is not None:
+            self._trail.advance(at)
+        return {"name": spec.name, "blobs": blobs}
+
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it.
 
@@ -142,11 +170,15 @@ class WdeltaWriter:
 
         What was hashed up to now is hashed again at the end.
         """
-        length, before = len(self._head), self._head
-        self._set_metadata(metadata)
-        if len(self._head) != length:
-            length_before, self._head = len(self._head), before
-            message = f"expected a header of {length} bytes as before, found {length_before}"
+        length, before = self._head_bytes, self._metadata
+        try:
+            self._set_metadata(metadata)
+        except BaseException:
+            self._set_metadata(before)
+            raise
+        if self._head_bytes != length:
+            message = f"expected a header of {length} bytes as before, found {self._head_bytes}"
+            self._set_metadata(before)
             raise UsageError(message, rule="writer.metadata", where=self._name)
         if self._trail is not None:
             self._trail.close()
@@ -172,15 +204,17 @@ class WdeltaWriter:
         self._sink.close()
 
     def _set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        header = header_of(self._specs, metadata)
-        self._known = info_of(self._specs, metadata).base.hashes.get(HASH, UNKNOWN) != UNKNOWN
-        self._head = header
+        self._head, info = header_of(self._specs, metadata)
+        self._head_bytes = len(self._head)
+        self._known = info.base.hashes.get(HASH, UNKNOWN) != UNKNOWN
+        self._metadata = metadata
 
     def _start_digest(self) -> None:
         """Write prefix and header and begin to hash, if the header is final."""
         if self._known:
-            prefix = pack_prefix(version_of(self._specs), len(self._head))
-            self._sink.write_at(0, prefix + self._head)
+            prefix = pack_prefix(version_of(self._specs), self._head_bytes)
+            self._sink.write_at(0, prefix)
+            self._sink.write_at(PREFIX, self._head)
             self._trail = TrailingDigest(self._sink)
 
     def _place(self, spec: TensorSpec) -> None:
@@ -211,5 +245,12 @@ def _head_of(tensor: str, part: PartSpec) -> bytes:
     return pack_head(tensor, part.role, spelling, (part.length or 0) // ITEM[spelling][1])
 
 
-def _record_bytes(spec: TensorSpec) -> int:
-    return sum(len(_head_of(spec.name, part)) + (part.length or 0) for part in spec.parts)
+def _records_bytes(specs: Sequence[TensorSpec]) -> int:
+    """Return the bytes of all records."""
+    firsts, numbers = kinds_of(specs)
+    nameless = {
+        number: sum(len(_head_of("", part)) + (part.length or 0) for part in spec.parts)
+        for number, spec in firsts.items()
+    }
+    names = zip(names_of(specs), numbers, strict=True)
+    return sum(nameless[number] + len(firsts[number].parts) * len(name.encode()) for name, number in names)

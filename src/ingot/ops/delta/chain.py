@@ -14,7 +14,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
 from ingot.engine.route import Layer, Route, is_opaque
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.model.checkpoint import Checkpoint
+from ingot.model.checkpoint import Checkpoint, many_of
 from ingot.model.delta import KEY, DeltaInfo, delta_of
 from ingot.model.tensor import Tensor
 
@@ -56,9 +56,14 @@ def base_routes(base: Mapping[str, Tensor]) -> dict[str, Route]:
 
     Raises ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor.
     """
-    for name, tensor in base.items():
-        _require_decoder(tensor, name)
+    require_decoders(base)
     return {name: Route(tensor, 0) for name, tensor in base.items()}
+
+
+def require_decoders(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor; what its codec refuses, too."""
+    for tensor in many_of(tensors).counted()[0]:
+        _require_decoder(tensor, tensor.name)
 
 
 def stages(base: Checkpoint, links: Sequence[Link]) -> list[dict[str, Route]]:

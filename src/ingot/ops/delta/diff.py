@@ -9,7 +9,8 @@ a ``.wdelta`` of a sharded base reads the base once more, in the order of its sh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,28 +19,29 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.core.options import takes
 from ingot.core.progress import Progress
+from ingot.engine.alike import by_kind
 from ingot.engine.bind import bound_steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.plan import Plan
 from ingot.engine.resources import RESERVE, Resources
 from ingot.engine.route import is_opaque
-from ingot.engine.work import Step
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
-from ingot.model.delta import KEY, Change, DeltaInfo, Identity
+from ingot.model.delta import KEY, DeltaInfo, Identity
 from ingot.model.limits import require_in_proportion
 from ingot.model.statistics import Statistics
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
 from ingot.ops.delta.draft import Draft, Drafted
+from ingot.ops.delta.drafts import Drafts
 from ingot.ops.delta.expected import expected
 from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
 from ingot.ops.delta.pairs import Asking, ByWorkers, Here, Reading, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
-from ingot.ops.delta.report import DiffReport, TensorDiff
+from ingot.ops.delta.report import DiffReport, tensor_diffs
 from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, Storage, is_matrix
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.in_memory import opened
@@ -148,7 +150,7 @@ class _Planned:
 
     plan: Plan
     info: DeltaInfo
-    exact: Mapping[str, bool]
+    exact: bytes | bytearray
 
 
 class _Diff:
@@ -189,7 +191,8 @@ class _Diff:
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
         for checkpoint in (self._base, self._tuned):
-            require_in_proportion(checkpoint.values(), checkpoint.location)
+            tensors, counts = checkpoint.many.counted()
+            require_in_proportion(tensors, checkpoint.location, counts)
         place = self._place
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
@@ -240,8 +243,10 @@ class _Diff:
         if self._patch:  # a header comes before what it describes
             self._counts = changed_elements(self._pairs, self._same, self._asking)
         self._storages = {**(self._measured() if self._draft.auto else {}), **self._options.storages}
-        steps, changes, exact = self._steps()
-        if any(step.spec.params.get("layout") == 2 for step in steps):
+        drafts = self._drafts()
+        self._moved = drafts.moved
+        steps = drafts.steps.chosen(self._place.format.order(drafts.steps.specs))
+        if any(step.spec.params.get("layout") == 2 for step, _ in by_kind(steps)):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
         removed = [name for name in self._base if name not in self._tuned]
         info = DeltaInfo(
@@ -249,13 +254,13 @@ class _Diff:
             self._strategy,
             self._unknown_base(),
             self._unknown_base() if self._patch else Identity(),
-            tensors=changes,
+            tensors=drafts.changes,
             removed=removed,
         )
         options = WriteOptions(digest=self._options.digest)
         measured = self._options.measure
         plan = Plan(steps, self._place.format, self._metadata(info), options, measured)
-        return _Planned(plan, info, exact)
+        return _Planned(plan, info, drafts.exact)
 
     def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
         """Return the metadata of a delta that says ``info`` of itself."""
@@ -286,34 +291,67 @@ class _Diff:
             told["measuring"] = partial(measure_known, known=self._known)
         return choose(pairs, workers=workers, **told)
 
-    def _steps(self) -> tuple[list[Step], dict[str, Change], dict[str, bool]]:
-        """Return what is stored in the container's order; of every tensor what changes, and whether exactly."""
+    def _drafts(self) -> Drafts:
+        """Decide how everything is stored: steps in the container's order, and what becomes of every tensor."""
         names = sorted(self._tuned) if self._wdelta else list(self._tuned)
-        drafted = dict(self._drafted([name for name in names if name not in self._same]))
-        self._moved = {name: item.digest for name, item in drafted.items() if item.digest is not None}
-        changes = {
-            name: Change(drafted[name].op if name in drafted else "same", self._tuned[name].dtype) for name in names
-        }
-        exact = {name: name not in drafted or drafted[name].step.exact for name in names}
-        steps = [item.step for item in drafted.values()]
-        rounded = [(item.step.tensor.size, item.rounded) for item in drafted.values() if item.rounded is not None]
-        if rounded and self._options.plan is not None:
-            self._options.plan(expected(rounded, self._resources.workers))
-        order = self._place.format.order([step.spec for step in steps])
-        return [steps[index] for index in order], changes, exact
+        drafts, changed = Drafts(self._pairs, self._place.format), [name for name in names if name not in self._same]
+        drafted = self._drafted(changed)
+        for name in names:
+            if name in self._same:
+                drafts.same(name)
+                continue
+            kind, item = next(drafted)
+            if item is None:
+                drafts.repeat(name, kind)
+            else:
+                drafts.add(name, kind, item)
+        if drafts.rounded and self._options.plan is not None:
+            self._options.plan(expected(drafts.rounded, self._resources.workers))
+        return drafts
 
-    def _drafted(self, names: Sequence[str]) -> Iterator[tuple[str, Drafted]]:
-        """Yield the steps of tensors."""
-        told = [(self._storages.get(name), self._counts.get(name)) for name in names]
+    def _drafted(self, names: Sequence[str]) -> Iterator[tuple[Hashable, Drafted | None]]:
+        """Yield the kinds of tensors, and their steps: None where all of the kind have one like the first of it."""
         if self._pool is None:
-            yield from zip(names, self._asking.each(self._draft.drafted, names, told), strict=True)
+            yield from self._drafted_here(names)
             return
         from ingot.ops.delta.draft import DraftData
 
-        found = list(self._asking.each(DraftData(self._draft), names, told))
+        found = list(self._asking.each(DraftData(self._draft), names, self._told(names)))
         steps = bound_steps([item.step for item in found], [self._base, self._tuned], self._place.format)
-        for name, item, step in zip(names, found, steps, strict=True):
-            yield name, Drafted(item.op, step, item.digest)
+        for item, step in zip(found, steps, strict=True):
+            yield None, Drafted(item.op, step, item.digest)
+
+    def _told(self, names: Sequence[str]) -> list[tuple[Storage | None, int | None]]:
+        return [(self._storages.get(name), self._counts.get(name)) for name in names]
+
+    def _kinds(self, names: Sequence[str]) -> array[int]:
+        """Return a number for each tensor, the same for those that may be stored alike, and -1 for others."""
+        known: dict[Hashable, int] = {}
+        found = array("i")
+        for name in names:
+            kind = self._pairs.kind(name) if name not in self._storages and self._known is None else None
+            found.append(-1 if kind is None else known.setdefault((kind, self._counts.get(name)), len(known)))
+        return found
+
+    def _drafted_here(self, names: Sequence[str]) -> Iterator[tuple[Hashable, Drafted | None]]:
+        def asked(rows: Sequence[int]) -> Iterator[Drafted]:
+            chosen = [names[at] for at in rows]
+            return iter(self._asking.each(self._draft.drafted, chosen, self._told(chosen)))
+
+        kinds, first = self._kinds(names), dict[int, int]()
+        for at, kind in enumerate(kinds):
+            first.setdefault(kind, at)
+        first.pop(-1, None)
+        leading = [*first.values()]
+        found = dict(zip(leading, asked(leading), strict=True))
+        settled = {kind for kind, at in first.items() if found[at].settled}
+        others = asked([at for at, kind in enumerate(kinds) if at not in found and kind not in settled])
+        for at, kind in enumerate(kinds):
+            told = None if kind < 0 else kind
+            if at in found:
+                yield told, found.pop(at)
+            else:
+                yield told, None if kind in settled else next(others)
 
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
@@ -321,27 +359,8 @@ class _Diff:
         return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
-        written = {item.step.spec.name: item for item in executed.done}
         rounded = [self._draft.outcomes[name] for name in sorted(self._draft.outcomes)]
-        tensors = []
-        for name, change in info.tensors.items():
-            tensor, done, exact = self._tuned[name], written.get(name), planned.exact[name]
-            lossy = done is not None and not exact and done.error.count > 0
-            moved = done.notes.get("moved", 0.0) if done else 0.0
-            tensors.append(
-                TensorDiff(
-                    name=name,
-                    shape=tensor.shape,
-                    dtype=tensor.dtype,
-                    op=change.op,
-                    codec=done.step.spec.codec if done else "",
-                    nbytes=done.nbytes if done else 0,
-                    tuned_nbytes=tensor.nbytes,
-                    exact=exact,
-                    error=done.error.summary() if done and lossy else None,
-                    left=done.error.squared_error / moved if done and lossy and moved else None,
-                )
-            )
+        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._tuned.many)
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,

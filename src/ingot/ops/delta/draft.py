@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.reach import reaching
+from ingot.codecs.reach import Reaching, reaching
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.engine.bind import StepData
 from ingot.engine.chunks import pieces
@@ -43,6 +43,16 @@ class Drafted:
     step: Step
     digest: str | None = None
     rounded: Storage | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a tensor that is like this one may have a step like it."""
+        return self.step.repeats and isinstance(self.step, Diff) and self.rounded is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every tensor that is like this one has such a step, whatever its values are."""
+        return self.repeats and isinstance(self.step, Diff) and not _looks(self.step.encoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +144,10 @@ class Draft:
             if not codec.exact:
                 raise
             return self._whole(tensor)
-        differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
-        encoder, more = reaching(encoder, made, options, differences)
+        more: Mapping[str, Any] = {}
+        if _looks(encoder):
+            differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
+            encoder, more = reaching(encoder, made, options, differences)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
         told = (tensor, spec, ENCODED, rule, encoder.lossless)
@@ -151,8 +163,18 @@ class Draft:
     def _checked(self, op: str, step: Step, digest: str | None = None, rounded: Storage | None = None) -> Drafted:
         reason = FORMATS[self.container].refuses(step.spec)
         if reason is not None:
-            raise UnsupportedError(f"{self.container} cannot carry this: {reason}", rule="delta.container")
+            raise refused(self.container, reason)
         return Drafted(op, step, digest, rounded)
+
+
+def refused(container: str, reason: str) -> UnsupportedError:
+    """Return the refusal ``delta.container``."""
+    return UnsupportedError(f"{container} cannot carry this: {reason}", rule="delta.container")
+
+
+def _looks(encoder: DeltaEncoder) -> bool:
+    """Whether an encoder is prepared by the values that it will get."""
+    return isinstance(encoder, Reaching) and (not isinstance(encoder, AdditiveEncoder) or encoder.looks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.chain import base_routes
-from ingot.ops.delta.pairs import Asking, Both
+from ingot.ops.delta.chain import require_decoders
+from ingot.ops.delta.pairs import Asking, Both, Pairs
 from ingot.ops.identity import tensor_digest
 
 _COMPARED = 1 << 20
@@ -49,8 +49,10 @@ def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], c
     """
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
-    for name, tensor in tuned.items():
-        first = base[name]
+    pairs = Pairs(base, tuned)
+    for both in pairs.counted()[0]:
+        first, tensor = both.pair
+        name = tensor.name
         if first.shape != tensor.shape:
             raise _keys(container, "the same shape in base and fine-tune", f"{first.shape} and {tensor.shape}", name)
         if first.dtype != tensor.dtype and container != "wdelta":
@@ -88,7 +90,7 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
                 rule="delta.of-delta",
                 where=checkpoint.location,
             )
-        base_routes(checkpoint)
+        require_decoders(checkpoint)
 
 
 def equal_values(first: Tensor, other: Tensor) -> bool:

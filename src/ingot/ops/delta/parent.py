@@ -30,6 +30,7 @@ from ingot.core.parallel import default_workers, ordered
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
+from ingot.model.checkpoint import many_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
@@ -50,8 +51,11 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
     if missing is not None:
         raise IntegrityError("delta.base", f"expected a tensor {missing[:200]!r} in the base, found none")
     by_file: dict[str, list[str]] = {}
+    tensors, wide = many_of(base), False
     for name in sorted(names):
-        by_file.setdefault(_file_of(base[name]), []).append(name)
+        tensor = tensors.passing(name)
+        wide = wide or tensor.dtype != "f32"
+        by_file.setdefault(_file_of(tensor), []).append(name)
     digests = {
         "sorted": tuple(sorted(names)),
         "records": tuple(names),
@@ -61,7 +65,7 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
     for key, order in digests.items():
         if order not in orders.values():
             orders[key] = order
-    if any(base[name].dtype != "f32" for name in names):
+    if wide:
         orders |= {f"{key}{WIDE}": orders[key] for key in ("sorted", "records") if key in orders}
     return orders
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from ingot.engine.alike import Finished
+from ingot.engine.done import Done
+from ingot.model.delta import Change
+from ingot.model.lazy import Many
 from ingot.model.report import (
     Bytes,
     Column,
@@ -23,6 +28,7 @@ from ingot.model.report import (
     figures_of,
     table_of,
 )
+from ingot.model.tensor import Tensor
 from ingot.ops.worst import loss, worst_of
 from ingot.quantizers.tensor import Outcome
 
@@ -49,6 +55,47 @@ class TensorDiff:
     exact: bool
     error: Mapping[str, float] | None = None
     left: Ratio | None = None
+
+
+def tensor_diffs(
+    changes: Mapping[str, Change], exact: Sequence[int], done: Sequence[Done], tuned: Many[Tensor]
+) -> list[TensorDiff]:
+    """Describe every tensor of a fine-tune: what becomes of it, whether exactly (in the same order), what was stored.
+
+    ``done`` are the steps of those that are not the same, in any order.
+    """
+    planned = done.planned if isinstance(done, Finished) else lambda at: ("", None)
+    places = {planned(at)[0] or done[at].step.spec.name: at for at in range(len(done))}
+    known: dict[tuple[int | None, Change, int], tuple[Any, ...]] = {}  # what is said of all of a kind
+    reports = []
+    for (name, change), kept in zip(changes.items(), exact, strict=True):
+        at = places.get(name)
+        kind = None if at is None else planned(at)[1]
+        key = kind, change, kept
+        if kind is None or key not in known:
+            report = _tensor_diff(tuned.passing(name), change.op, bool(kept), None if at is None else done[at])
+            known[key] = tuple(getattr(report, each.name) for each in fields(report)[1:])
+            reports.append(report)
+        else:
+            reports.append(TensorDiff(name, *known[key]))
+    return reports
+
+
+def _tensor_diff(tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
+    lossy = done is not None and not exact and done.error.count > 0
+    moved = done.notes.get("moved", 0.0) if done else 0.0
+    return TensorDiff(
+        name=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        op=op,
+        codec=done.step.spec.codec if done else "",
+        nbytes=done.nbytes if done else 0,
+        tuned_nbytes=tensor.nbytes,
+        exact=exact,
+        error=done.error.summary() if done and lossy else None,
+        left=done.error.squared_error / moved if done and lossy and moved else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
