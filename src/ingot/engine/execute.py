@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any, Protocol
 
 from ingot.core.atomic import Staging
@@ -170,14 +171,7 @@ class _Run:
     def prepare(self, identities: Sequence[Any]) -> None:
         """Take over what an earlier run has left, and make room for the rest."""
         plan, staging = self._plan, self._target.staging
-        what = {
-            "format": plan.format.name,
-            "name": ascii(self._target.name),
-            "options": asdict(plan.options),
-            "metadata": ascii(plan.metadata),
-        }
-        stamp = fingerprint(identities, what, steps_data(plan.steps))
-        self._journal = Journal(LocalTarget(staging.folder, late=True), stamp)
+        self._journal = Journal(LocalTarget(staging.folder, late=True), self._fingerprint(identities))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
         ends = _ends(records)
@@ -186,6 +180,16 @@ class _Run:
         if not self._target.scattered:
             staging.require_room(plan.least)
         self._journal.start(records)
+
+    def _fingerprint(self, identities: Sequence[Any]) -> str:
+        plan = self._plan
+        what = {
+            "format": plan.format.name,
+            "name": ascii(self._target.name),
+            "options": asdict(plan.options),
+            "metadata": sha256(ascii(plan.metadata).encode()).hexdigest(),  # that of a delta names every tensor
+        }
+        return fingerprint(identities, what, steps_data(plan.steps))
 
     def write(self, chunkings: Sequence[Chunking], memory: tuple[int, int], checked: Callable[[], object]) -> list[str]:
         """Run what is left; return the names of the finished files.

@@ -47,8 +47,9 @@ def change_refusal(info: DeltaInfo, stored: Sequence[str]) -> str | None:
             return f"tensor {name[:200]!r} is of the element type {change.dtype[:80]!r}"
     if info.removed:
         return f"tensor {info.removed[0][:200]!r} is removed"
-    if info.tensors and set(info.tensors) != set(stored):
-        wrong = min(set(info.tensors) ^ set(stored))
+    other = len(info.tensors) != len(stored) or any(name not in info.tensors for name in stored)
+    if info.tensors and other and (odd := set(info.tensors) ^ set(stored)):
+        wrong = min(odd)
         return f"tensor {wrong[:200]!r} is either stored or described, not both"
     parent = info.base.hashes.get(HASH)
     if parent is not None and not is_hash(parent):

@@ -28,6 +28,7 @@ HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_PIECE = 1 << 16
 _NEEDS_COUNT = ("quantized", "int4")
 
 
@@ -204,8 +205,10 @@ def _int4_layout(spec: TensorSpec) -> int | None:
     return layout.layout if isinstance(layout, Int4DeltaLayout) else None
 
 
-def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: DeltaInfo, version: int) -> bytes:
-    """Return the header of a file; keys in the order in which deltatensors 0.2.0 writes them.
+def describe(
+    specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: DeltaInfo, version: int
+) -> Iterator[bytearray]:
+    """Yield the header of a file in pieces; keys in the order in which deltatensors 0.2.0 writes them.
 
     Raises ``UnsupportedError`` ``wdelta.metadata`` for metadata that JSON cannot hold.
     """
@@ -223,11 +226,14 @@ def describe(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: Del
         added = {**msgspec.to_builtins(extra), **({"metadata": own} if own else {})}
         found = bytearray(_json(header)[:-2])  # up to the first tensor
         for entry in _entries(specs, info, version):
+            if len(found) >= _PIECE:
+                yield found
+                found = bytearray()
             found += entry
         if specs:
             del found[-1:]
         found += b"}," + _json({"ingot": added})[1:] if added else b"}}"
-        return bytes(found)
+        yield found
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UnsupportedError(f"metadata that JSON cannot hold: {error}", rule="wdelta.metadata") from error
 

@@ -37,12 +37,12 @@ class _Blob:
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
     """Return the exact size of the file; errors as ``WdeltaWriter``."""
-    header, _ = header_of(specs, metadata)
-    return PREFIX + len(header) + _records_bytes(specs) + DIGEST
+    header, _ = header_size(specs, metadata)
+    return PREFIX + header + _records_bytes(specs) + DIGEST
 
 
-def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[bytes, DeltaInfo]:
-    """Return the header of a file of these tensors, and what it says of the delta.
+def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[int, DeltaInfo]:
+    """Return the bytes of the header of a file of these tensors, and what it says of the delta.
 
     Raises
     ------
@@ -58,12 +58,12 @@ def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple
         if reason is not None:
             raise UnsupportedError(reason, rule="wdelta.unsupported", where=name)
     info = info_of(specs, metadata)
-    header = describe(specs, metadata, info, version_of(specs))
-    if len(header) > MAX_HEADER:
+    size = sum(map(len, describe(specs, metadata, info, version_of(specs))))
+    if size > MAX_HEADER:
         raise UnsupportedError(
-            f"expected a header of at most {MAX_HEADER} bytes, found {len(header)}", rule="wdelta.header-too-large"
+            f"expected a header of at most {MAX_HEADER} bytes, found {size}", rule="wdelta.header-too-large"
         )
-    return header, info
+    return size, info
 
 
 def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaInfo:
@@ -83,14 +83,12 @@ class WdeltaWriter:
     """A ``FormatWriter`` and ``LateMetadata`` of one ``.wdelta`` file; records in the order of the specs.
 
     ``metadata`` must hold the description of the delta. The parent hash, and other identities, may be placeholders of
-    the same length until ``amend``. Errors as ``header_of``.
+    the same length until ``amend``. Errors as ``header_size``.
     """
 
     def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self._name, self._specs = name, specs
         self._order = Order(specs, name)
-        self._head = b""
-        self._head_bytes, self._known = 0, False
         self._set_metadata(metadata)
         self._next = PREFIX + self._head_bytes  # where the record of the next tensor begins
         self._places: dict[str, _Blob] = {}  # of the tensor that is open: of many, places take more than is written
@@ -98,7 +96,6 @@ class WdeltaWriter:
         self._sink = target.create(name)
         self._trail: TrailingDigest | None = None
         self._start_digest()
-        self._head = b""  # written, or to be amended: of very many tensors it is large
         self._crcs: dict[str, checksums.Hasher] = {}
 
     def begin(self, spec: TensorSpec) -> None:
@@ -170,16 +167,11 @@ class WdeltaWriter:
 
         What was hashed up to now is hashed again at the end.
         """
-        length, before = self._head_bytes, self._metadata
-        try:
-            self._set_metadata(metadata)
-        except BaseException:
-            self._set_metadata(before)
-            raise
-        if self._head_bytes != length:
-            message = f"expected a header of {length} bytes as before, found {self._head_bytes}"
-            self._set_metadata(before)
+        length, _ = header_size(self._specs, metadata)
+        if length != self._head_bytes:
+            message = f"expected a header of {self._head_bytes} bytes as before, found {length}"
             raise UsageError(message, rule="writer.metadata", where=self._name)
+        self._set_metadata(metadata)
         if self._trail is not None:
             self._trail.close()
             self._trail = None
@@ -204,17 +196,18 @@ class WdeltaWriter:
         self._sink.close()
 
     def _set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        self._head, info = header_of(self._specs, metadata)
-        self._head_bytes = len(self._head)
-        self._known = info.base.hashes.get(HASH, UNKNOWN) != UNKNOWN
+        self._head_bytes, self._info = header_size(self._specs, metadata)
+        self._known = self._info.base.hashes.get(HASH, UNKNOWN) != UNKNOWN
         self._metadata = metadata
 
     def _start_digest(self) -> None:
         """Write prefix and header and begin to hash, if the header is final."""
         if self._known:
-            prefix = pack_prefix(version_of(self._specs), self._head_bytes)
-            self._sink.write_at(0, prefix)
-            self._sink.write_at(PREFIX, self._head)
+            version, at = version_of(self._specs), PREFIX
+            self._sink.write_at(0, pack_prefix(version, self._head_bytes))
+            for piece in describe(self._specs, self._metadata, self._info, version):
+                self._sink.write_at(at, piece)
+                at += len(piece)
             self._trail = TrailingDigest(self._sink)
 
     def _place(self, spec: TensorSpec) -> None:

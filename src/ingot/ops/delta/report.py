@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 from ingot.engine.alike import Finished
 from ingot.engine.done import Done
@@ -33,6 +34,7 @@ from ingot.ops.worst import loss, worst_of
 from ingot.quantizers.tensor import Outcome
 
 HALF = 0.5
+SAME = "same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +59,83 @@ class TensorDiff:
     left: Ratio | None = None
 
 
+class TensorDiffs(Sequence[TensorDiff]):
+    """Tensors of a report, each made when it is asked for: of very many most differ in their names alone."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._kinds = array("I")
+        self._said: list[tuple[Any, ...]] = []  # of all of a kind, in the order of the fields
+
+    def add(self, item: TensorDiff) -> int:
+        """Append a tensor; return the number of its kind, for ``repeat``."""
+        self._said.append(tuple(getattr(item, each.name) for each in fields(item)[1:]))
+        self.repeat(item.name, len(self._said) - 1)
+        return len(self._said) - 1
+
+    def repeat(self, name: str, kind: int) -> None:
+        """Append a tensor of which the same is said as of the first of its kind."""
+        self._names.append(name)
+        self._kinds.append(kind)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorDiff: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TensorDiff]: ...
+
+    def __getitem__(self, index: int | slice) -> TensorDiff | list[TensorDiff]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(len(self))[index]]
+        return TensorDiff(self._names[index], *self._said[self._kinds[index]])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 def tensor_diffs(
     changes: Mapping[str, Change], exact: Sequence[int], done: Sequence[Done], tuned: Many[Tensor]
-) -> list[TensorDiff]:
+) -> TensorDiffs:
     """Describe every tensor of a fine-tune: what becomes of it, whether exactly (in the same order), what was stored.
 
     ``done`` are the steps of those that are not the same, in any order.
     """
-    planned = done.planned if isinstance(done, Finished) else lambda at: ("", None)
-    places = {planned(at)[0] or done[at].step.spec.name: at for at in range(len(done))}
-    known: dict[tuple[int | None, Change, int], tuple[Any, ...]] = {}  # what is said of all of a kind
-    reports = []
+    places = _places(changes, done)
+    known: dict[tuple[int, Change, int], int] = {}
+    reports = TensorDiffs()
     for (name, change), kept in zip(changes.items(), exact, strict=True):
-        at = places.get(name)
-        kind = None if at is None else planned(at)[1]
-        key = kind, change, kept
-        if kind is None or key not in known:
-            report = _tensor_diff(tuned.passing(name), change.op, bool(kept), None if at is None else done[at])
-            known[key] = tuple(getattr(report, each.name) for each in fields(report)[1:])
-            reports.append(report)
-        else:
-            reports.append(TensorDiff(name, *known[key]))
+        at = next(places)
+        kind = done.planned(at)[1] if at is not None and isinstance(done, Finished) else None
+        if kind is not None and (kind, change, kept) in known:
+            reports.repeat(name, known[kind, change, kept])
+            continue
+        number = reports.add(_tensor_diff(tuned.passing(name), change.op, bool(kept), None if at is None else done[at]))
+        if kind is not None:
+            known[kind, change, kept] = number
     return reports
+
+
+def _places(changes: Mapping[str, Change], done: Sequence[Done]) -> Iterator[int | None]:
+    """Yield the number of each tensor's step, None for those that have none."""
+
+    def name_of(at: int) -> str:
+        return (done.planned(at)[0] if isinstance(done, Finished) else "") or done[at].step.spec.name
+
+    changed = (name for name, change in changes.items() if change.op != SAME)
+    if all(name == name_of(at) for at, name in enumerate(changed) if at < len(done)):
+        numbers = iter(range(len(done)))
+        yield from (None if change.op == SAME else next(numbers, None) for change in changes.values())
+        return
+    places = {name_of(at): at for at in range(len(done))}
+    yield from map(places.get, changes)
 
 
 def _tensor_diff(tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
