@@ -136,6 +136,14 @@ def by_kind(steps: Sequence[Step]) -> Iterator[tuple[Step, int]]:
     yield from ((steps.first(number), count) for number, count in counts.items())
 
 
+def named(steps: Sequence[Step]) -> Iterator[tuple[str, Step]]:
+    """Yield what each step writes, and a step of its kind."""
+    if isinstance(steps, Steps):
+        yield from zip(steps.written, map(steps.first, steps.numbers), strict=True)
+    else:
+        yield from ((step.spec.name, step) for step in steps)
+
+
 def of_each(steps: Sequence[Step], ask: Callable[[Step], Found]) -> list[Found]:
     """Return what ``ask`` gives of each step, which is asked once of those of a kind."""
     if not isinstance(steps, Steps):

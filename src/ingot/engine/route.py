@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,14 @@ from ingot.codecs.base import Encoder, empty
 from ingot.codecs.delta.base import Applier, DeltaCodec, delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.core.parallel import go_on
+from ingot.core.stats import NO_ERROR
 from ingot.engine import cost
+from ingot.engine.chunks import at_once
 from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
+from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
 from ingot.errors import IngotError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Array, Tensor
@@ -68,10 +70,6 @@ class Route:
         """Return the stage that gave the values which the tensor has at ``stage``."""
         return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.born)
 
-    def leads_to(self, other: Route) -> bool:
-        """Whether ``other`` is this route, gone further."""
-        return self.origin is other.origin and self.layers == other.layers[: len(self.layers)]
-
     def matrix(self) -> tuple[int, int]:
         """Return the rows and columns to cut by: single elements where everything works element by element."""
         if CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers):
@@ -107,6 +105,11 @@ def applied(applier: Applier, base: Array, dtype: str) -> Array:
     return out
 
 
+def at_end(route: Route) -> Tensor:
+    """Return a route's origin with the element type of its end."""
+    return route.origin if route.origin.dtype == route.dtype else replace(route.origin, dtype=route.dtype)
+
+
 def is_opaque(tensor: Tensor) -> bool:
     """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
     return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
@@ -123,6 +126,21 @@ class Patch(Step):
     route: Route = field(kw_only=True)
     encoder: Encoder = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def repeats(self) -> bool:
+        return not self.encoder.fit_passes
+
+    def like(self, source: Route) -> Patch:
+        return Patch(
+            at_end(source),
+            self.spec.named(source.name),
+            rule=self.rule,
+            exact=self.exact,
+            route=source,
+            encoder=self.encoder,
+            options=self.options,
+        )
 
     @property
     def in_bytes(self) -> int:
@@ -150,8 +168,12 @@ class Patch(Step):
         count = shape.chunk_rows // _EVEN * _EVEN
         return Chunking(shape.rows, 1, count, int(count * per_element) + fixed)
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
+    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Patching:
         return _Patching(shape, step=self, watches=watches)
+
+    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
+        rows = at_once(self.route.origin, (shape.rows, shape.cols))
+        return None if rows is None else self.begin(shape, watches, measured=measured).whole(rows)
 
 
 @dataclass(kw_only=True)
@@ -181,6 +203,13 @@ class _Patching(Running):
             )
             start, number = max(stop, 1), number + 1
 
+    def whole(self, rows: Array) -> AtOnce:
+        """Do the whole step: these are all values of the origin."""
+        self._open_feeds()
+        waits = [feed.take(rows) for point, feed in self._taps if point == self.step.route.born]
+        encoded = _Layers(self.step).alone(rows, self._taps, waits)
+        return AtOnce({role: file_bytes(array) for role, array in encoded.parts.items()}, NO_ERROR, self)
+
     def _open_feeds(self) -> None:
         """Begin a hash per stage; stages at which a tensor has the same values share one."""
         shared: dict[int, Feed] = {}
@@ -206,20 +235,36 @@ class _Layers:
     def __call__(
         self, rows: Array, number: int, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
     ) -> Encoded:
-        values, route = [rows], self._step.route
+        values = [rows]
 
         def layers() -> None:
-            for applier, layer in zip(self._appliers, route.layers, strict=True):
-                values[0] = applied(applier, values[0], layer.dtype)
-                waits.extend(feed.take(values[0]) for point, feed in taps if point == layer.stage)
-                if last:
-                    applier.finish()
+            values[0] = self._applied(values[0], taps, waits, last=last)
 
-        try:
+        def in_turn() -> Array:
             self._sequencer.run(number, layers)
-            parts = self._step.encoder.encode(values[0])
+            return values[0]
+
+        return self._encoded(in_turn, waits)
+
+    def alone(self, rows: Array, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
+        """Do the only chunk."""
+        return self._encoded(lambda: self._applied(rows, taps, waits, last=True), waits)
+
+    def _applied(
+        self, values: Array, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
+    ) -> Array:
+        for applier, layer in zip(self._appliers, self._step.route.layers, strict=True):
+            values = applied(applier, values, layer.dtype)
+            waits.extend(feed.take(values) for point, feed in taps if point == layer.stage)
+            if last:
+                applier.finish()
+        return values
+
+    def _encoded(self, make: Callable[[], Array], waits: list[Future[None]]) -> Encoded:
+        try:
+            parts = self._step.encoder.encode(make())
         except IngotError as error:
-            name = route.name
+            name = self._step.route.name
             raise error if error.where and name in error.where else error.at(name) from None
         for wait in waits:
             wait.result()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.wdelta.bulk import FIELDS, sparse_bulk
 from ingot.formats.wdelta.digest import check_digest
+from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header, parse
 from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, Span, unpack_prefix
 from ingot.formats.wdelta.layout import FIELDS as _FIELDS
@@ -19,7 +21,7 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import HeaderSource, read_bytes
+from ingot.model.ranges import HeaderSource, is_distant, read_bytes
 from ingot.model.tensor import Tensor
 
 _SPARSE = STRATEGIES["sparse"]
@@ -34,6 +36,8 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     """
     near = HeaderSource(source)
     version, raw = _read_header(near, name)
+    if not is_distant(source):
+        near = HeaderSource(source)  # a header of very many tensors is large: the other one holds it too
     header = parse(raw, version, name)
     spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header, name)
     return Catalog(
@@ -83,6 +87,7 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
     columns = header.columns
     if columns is None or not isinstance(spans, Located):
         return Lazy(spans, make)
+    kind = _Kinds(columns.rows, header.tensors, spans)
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few differ, as do parameters
     params: dict[bytes, Mapping[str, Any]] = {}
 
@@ -97,7 +102,7 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
         parts = LateParts(FIELDS, parts_of, name, row)
         return Tensor(name, shapes.setdefault(shape, shape), "f32", _SPARSE.codec, parts, params[stated])
 
-    return Lazy(spans, make, None, lambda: sparse_bulk(source, columns, spans.places(FIELDS)), brief)
+    return Lazy(spans, make, kind, lambda: sparse_bulk(source, columns, spans.places(FIELDS)), brief)
 
 
 def _parts(source: ByteSource, spans: Mapping[str, Span], where: str) -> dict[str, Part]:
@@ -107,6 +112,29 @@ def _parts(source: ByteSource, spans: Mapping[str, Span], where: str) -> dict[st
         for field in _FIELDS
         if (span := spans.get(field)) is not None
     }
+
+
+class _Kinds:
+    """A number for each tensor that those share which differ in name and place alone; found out when first asked."""
+
+    def __init__(self, rows: Mapping[str, int], entries: Mapping[str, Entry], spans: Spans) -> None:
+        self._rows, self._entries, self._spans = rows, entries, spans
+        self._numbers: array[int] | None = None
+
+    def __call__(self, name: str) -> int:
+        if self._numbers is None:
+            self._numbers = self._found()
+        return self._numbers[self._rows[name]]
+
+    def _found(self) -> array[int]:
+        known: dict[Hashable, int] = {}
+        found = array("i", bytes(4 * len(self._rows)))
+        for name, row in self._rows.items():
+            entry, spans = self._entries[name], self._spans[name]
+            sizes = tuple((spans[field].dtype, spans[field].length) for field in STRATEGIES[entry.strategy].fields)
+            kind = entry.strategy, entry.shape, sizes, tuple(entry.params().items())
+            found[row] = known.setdefault(kind, len(known))
+        return found
 
 
 def _notes(header: Header) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.codecs.delta.base import DELTAS, delta_codec, fits
@@ -16,6 +16,7 @@ from ingot.engine.route import Layer, Route, is_opaque
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint, many_of
 from ingot.model.delta import KEY, DeltaInfo, delta_of
+from ingot.model.lazy import Many, as_many
 from ingot.model.tensor import Tensor
 
 
@@ -51,13 +52,39 @@ def link_of(checkpoint: Checkpoint) -> Link:
     return Link(checkpoint, info)
 
 
-def base_routes(base: Mapping[str, Tensor]) -> dict[str, Route]:
+class Routes(Many[Route]):
+    """The tensors of a stage, each made when it is asked for; none is kept."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Route], kind: Callable[[str], Hashable]) -> None:
+        self._names, self._make, self._kind = names, make, kind
+
+    def __getitem__(self, name: str) -> Route:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def kind(self, name: str) -> Hashable:
+        """Return what routes share that lead by the same stages, from and through what differs in names and bytes."""
+        return self._kind(name)
+
+
+def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """Return stage 0.
 
     Raises ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor.
     """
     require_decoders(base)
-    return {name: Route(tensor, 0) for name, tensor in base.items()}
+    tensors = many_of(base)
+    return Routes(tensors, lambda name: Route(tensors.passing(name), 0), tensors.kind)
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
@@ -66,7 +93,7 @@ def require_decoders(tensors: Mapping[str, Tensor]) -> None:
         _require_decoder(tensor, tensor.name)
 
 
-def stages(base: Checkpoint, links: Sequence[Link]) -> list[dict[str, Route]]:
+def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
     """Return the tensors of every stage, the base's first, names in each delta's order.
 
     Raises
@@ -90,29 +117,59 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[dict[str, Route]]:
     return routes
 
 
-def next_stage(before: Mapping[str, Route], link: Link, number: int) -> dict[str, Route]:
+def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
     """Return what one delta makes of the tensors ``before``; errors as ``stages``."""
-    info = link.info
-    stored = {name for name, change in info.tensors.items() if change.op != "same"}
-    stray = next((name for name in link.checkpoint if name not in stored), None)
+    info, routes = link.info, as_many(before)
+    stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
     if stray is not None:
         raise FormatError(
             "delta.tensor", f"expected no tensor {stray[:200]!r}, which the delta does not list", where=link.location
         )
-    after = {}
-    for name, change in info.tensors.items():
+    rest = [name for name in before if name not in info.tensors]
+
+    def make(name: str) -> Route:
+        change, route = info.tensors.get(name), routes.passing(name) if name in routes else None
+        if change is None:
+            assert route is not None
+            return route
+        return _route(route, link, number, name, change.op, change.dtype)
+
+    def kind(name: str) -> Hashable:
+        change = info.tensors.get(name)
+        own = routes.kind(name) if name in routes else None
+        if change is None:
+            return own
+        made = None if change.op == "same" else _kind(link, name)
+        parts = {"same": (own,), "replace": (made,)}.get(change.op, (own, made))
+        return None if None in parts else (number, change, parts)
+
+    known: set[Hashable] = set()
+    for name in info.tensors:
+        alike = kind(name)
+        if alike is not None and alike in known:
+            continue
         try:
-            after[name] = _route(before.get(name), link, number, name, change.op, change.dtype)
+            make(name)
         except IngotError as error:
             raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
-    rest = [name for name in before if name not in info.tensors]
+        known.add(alike)
     if info.base.content is None:  # other identities cover the delta's tensors only
         removed = set(info.removed)
-        return after | {name: before[name] for name in rest if name not in removed}
+        rest = [name for name in rest if name not in removed]
+        return Routes(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make, kind)
     wrong = set(rest) ^ set(info.removed)
     if wrong:
         raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
-    return after
+    return Routes(info.tensors, make, kind)
+
+
+def _op(info: DeltaInfo, name: str) -> str | None:
+    change = info.tensors.get(name)
+    return None if change is None else change.op
+
+
+def _kind(link: Link, name: str) -> Hashable:
+    return link.checkpoint.many.kind(name) if name in link.checkpoint else None
 
 
 def _route(before: Route | None, link: Link, number: int, name: str, op: str, dtype: str) -> Route:
@@ -149,7 +206,7 @@ def _require_fit(before: Route, tensor: Tensor, dtype: str) -> None:
 def _stored(link: Link, name: str) -> Tensor:
     if name not in link.checkpoint:
         raise FormatError("delta.tensor", "expected this tensor in the delta, which lists it, found none")
-    return link.checkpoint[name]
+    return link.checkpoint.many.passing(name)
 
 
 def _require_decoder(tensor: Tensor, name: str) -> None:

@@ -59,7 +59,7 @@ class Application:
         self._state, self._link, self._workers = state, link, workers
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
-        self.routes = next_stage(before, link, 1)
+        self.routes = dict(next_stage(before, link, 1))  # an array each is there already
         same = [name for name, change in link.info.tensors.items() if change.op == "same"]
         self._tied = tied_names(self._arrays, self.routes, same)
         self._promised: str | None = None

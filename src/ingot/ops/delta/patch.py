@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,11 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.progress import Progress
+from ingot.engine.alike import Steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.engine.route import Patch, Route
+from ingot.engine.route import Patch, Route, at_end
 from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import Move
 from ingot.engine.work import Step
@@ -30,7 +31,7 @@ from ingot.model.limits import require_in_proportion
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.convert.requests import DEFAULT_SHARD
-from ingot.ops.delta.chain import Link, link_of, stages
+from ingot.ops.delta.chain import Link, Routes, link_of, stages
 from ingot.ops.delta.options import PatchOptions
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.report import PatchReport
@@ -100,7 +101,8 @@ class _Patch:
     def run(self, *, elsewhere: bool) -> PatchReport:
         options, place = self._options, self._place
         stage_routes = stages(self._base, self._links)
-        require_in_proportion((route.origin for route in stage_routes[-1].values()), place.location)
+        routes, counts = stage_routes[-1].counted()
+        require_in_proportion((route.origin for route in routes), place.location, counts)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
@@ -143,12 +145,22 @@ class _Patch:
         cluster = Cluster(pool, options.max_ram, threads, told, shared)
         return distribute(plan, self._sources, target, self._resources, cluster, proof)
 
-    def _plan(self, routes: dict[str, Route], first: Sequence[str]) -> Plan:
+    def _plan(self, routes: Routes, first: Sequence[str]) -> Plan:
         """Make every tensor, in the order in which what is proven is hashed best."""
         format = self._place.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
-        steps = [self._step(routes[name]) for name in names]
-        steps = [steps[index] for index in format.order([step.spec for step in steps])]
+        steps, known = Steps(routes), dict[Hashable, int]()
+        for name in names:
+            kind = routes.kind(name)
+            number = None if kind is None else known.get(kind)
+            if number is not None and format.refuses(steps.first(number).spec.named(name)) is None:
+                steps.repeat(name, number)
+                continue
+            step = self._step(routes.passing(name))
+            number = steps.add(step)
+            if kind is not None and isinstance(step, Patch) and step.repeats:
+                known.setdefault(kind, number)
+        steps = steps.chosen(format.order(steps.specs))
         own = self._links[-1].checkpoint.metadata
         own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
         shard = DEFAULT_SHARD if self._place.directory else None
@@ -158,7 +170,7 @@ class _Patch:
     def _step(self, route: Route) -> Step:
         if route.opaque:
             return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
-        tensor = replace(route.origin, dtype=route.dtype)
+        tensor = at_end(route)
         wanted, options = self._options.dtype, {}
         if wanted is not None and DTYPES[route.dtype].is_float:
             options = {"dtype": resolve_dtype(wanted).name}

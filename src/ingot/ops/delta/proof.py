@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from ingot.core.checksums import Blake3, Sha256, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import ordered
+from ingot.engine.alike import named
 from ingot.engine.done import Done
 from ingot.engine.execute import Observer
 from ingot.engine.pipeline import Watching
@@ -21,7 +23,9 @@ from ingot.engine.route import Patch, Route
 from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
 from ingot.engine.work import Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.ops.delta.chain import Link
+from ingot.model.lazy import Many
+from ingot.model.tensor import Tensor
+from ingot.ops.delta.chain import Link, Routes
 from ingot.ops.delta.observe import PARENT
 from ingot.ops.delta.parent import matching_order, parent_orders
 from ingot.ops.identity import TensorId, content_of, tensor_digest
@@ -54,7 +58,7 @@ class Proof(Observer):
     def __init__(
         self,
         links: Sequence[Link],
-        stages: Sequence[Mapping[str, Route]],
+        stages: Sequence[Routes],
         *,
         base: bool,
         result: bool | None,
@@ -62,6 +66,7 @@ class Proof(Observer):
     ) -> None:
         self._links, self._stages = links, stages
         self._contents: dict[int, str] = {}
+        self._orders: dict[int, Sequence[str]] = {}
         self._parents: dict[int, str] = {}
         self._watches: dict[int, Watch] = {}
         self._workers = workers
@@ -85,11 +90,15 @@ class Proof(Observer):
 
     def _order(self, stage: int) -> Sequence[str]:
         """Return the order in which a stage's parent hash is most likely to be over its tensors."""
+        if stage in self._orders:
+            return self._orders[stage]
         names = list(self._links[stage].checkpoint)
         if stage:
-            return sorted(names)
-        orders = parent_orders({name: route.origin for name, route in self._stages[0].items()}, names)
-        return orders.get("shards", orders["sorted"])
+            self._orders[stage] = sorted(names)
+        else:
+            orders = parent_orders(_Origins(self._stages[0]), names)
+            self._orders[stage] = orders.get("shards", orders["sorted"])
+        return self._orders[stage]
 
     def points(self, step: Step) -> Sequence[int]:
         if not isinstance(step, Patch):
@@ -168,19 +177,19 @@ class Proof(Observer):
 
     def _on_the_way(self, stage: int, step: Patch) -> bool:
         """Whether the step makes just the values that its tensor has at ``stage``."""
-        name = step.spec.name
-        route = self._stages[stage].get(name)
-        covered = stage in self._contents or name in self._links[stage].info.tensors
-        return covered and route is not None and route.leads_to(step.route)
+        covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
+        return covered and step.route.born <= stage  # it was not replaced since
 
     def _passes(self, stage: int, steps: Sequence[Step]) -> bool:
         """Whether all tensors of a parent hash are read one after the other, in its order: then it comes on the way."""
         if stage:
             return False
-        covered = [step for step in steps if step.spec.name in self._links[stage].info.tensors]
-        return [step.spec.name for step in covered] == list(self._order(stage)) and all(
-            isinstance(step, Patch) and self._on_the_way(stage, step) for step in covered
-        )
+        known = self._links[stage].info.tensors
+        covered = ((name, like) for name, like in named(steps) if name in known)
+        for (name, like), wanted in zip_longest(covered, self._order(stage), fillvalue=("", None)):
+            if name != wanted or not isinstance(like, Patch) or like.route.born > stage:
+                return False
+        return True
 
     def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
         passed = {item.step.spec.name: item.digest(stage) for item in done}
@@ -203,7 +212,7 @@ class Proof(Observer):
         """Whether the base has this parent hash in one of the other orders that its tool has hashed in."""
         if stage:
             return False
-        base = {name: route.origin for name, route in self._stages[0].items()}
+        base = _Origins(self._stages[0])
         return matching_order(base, list(self._links[0].checkpoint), expected) is not None
 
     def _wrong(self, stage: int, expected: str, found: str) -> IntegrityError:
@@ -214,6 +223,25 @@ class Proof(Observer):
             "give the right base, and deltas in the order in which they were made",
             where=self._links[stage].location,
         )
+
+
+class _Origins(Many[Tensor]):
+    """What routes begin with."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._routes[name].origin
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._routes)
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._routes
 
 
 def _digest(route: Route) -> str:
