@@ -10,10 +10,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ingot
+import ingot.numpy
 from ingot.core.dtypes import file_bytes
 from ingot.engine.alike import Steps
 from ingot.engine.steps import Move
 from ingot.errors import IngotError, IntegrityError
+from ingot.formats.many import add_in_pieces
+from ingot.formats.squizd.writer import SquizdWriter
 from ingot.formats.zt.writer import ZtWriter
 from ingot.ops.convert.convert import prepare
 from ingot.ops.convert.keep import kept
@@ -123,3 +126,23 @@ def test_a_run_that_was_stopped_among_them_goes_on(source: Path, tmp_path: Path)
     again = ingot.convert(source, whole, overwrite=True)
     assert [item.name for item in report.tensors] == [item.name for item in again.tensors]
     assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("digest", ["crc32c", "sha256", None])
+def test_squizd_is_as_written_piece_by_piece_and_as_large_as_planned(
+    source: Path, tmp_path: Path, digest: str | None
+) -> None:
+    names = ["lm_head.weight", "ä.weight", *(f"model.layers.{i}.w" for i in (3, 30, 299)), "embed.weight"]
+    arrays = {**load_file(source), **{name: np.ones((3, 4), np.float32) for name in names}}
+    ingot.save(tmp_path / "more.safetensors", arrays)
+    with prepare(tmp_path / "more.safetensors", tmp_path / "out.squizd", digest=digest) as prepared:
+        planned = prepared.plan.size
+    ingot.convert(tmp_path / "more.safetensors", tmp_path / "out.squizd", digest=digest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SquizdWriter, "add", add_in_pieces)
+        ingot.convert(tmp_path / "more.safetensors", tmp_path / "pieces.squizd", digest=digest)
+    assert (tmp_path / "out.squizd").read_bytes() == (tmp_path / "pieces.squizd").read_bytes()
+    assert (tmp_path / "out.squizd").stat().st_size == planned
+    assert {name: array.tobytes() for name, array in ingot.numpy.load_file(tmp_path / "out.squizd").items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
