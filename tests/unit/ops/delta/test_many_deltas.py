@@ -27,7 +27,9 @@ CASES = [("x.wdelta", "sparse"), ("x.wdelta", "quantized"), ("x.wdelta", "int4")
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Tensors of three kinds in turn, a large one, and for a ``.zt`` some that are the same in both."""
     rng = np.random.default_rng(0)
-    base = {f"layers.{i}.{kind}": rng.random(shape).astype(dtype) for i in range(30) for kind, shape, dtype in KINDS}
+    base: dict[str, Any] = {
+        f"layers.{i}.{kind}": rng.random(shape).astype(dtype) for i in range(30) for kind, shape, dtype in KINDS
+    }
     base["large.ü"] = rng.random((300, 200)).astype(np.float32)
     tuned = {name: (array + rng.normal(0, 0.1, array.shape)).astype(array.dtype) for name, array in base.items()}
     tuned["layers.7.scale"] = base["layers.7.scale"]
