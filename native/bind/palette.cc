@@ -75,24 +75,18 @@ std::size_t count(const InArray& values, std::string_view dtype, std::size_t col
 struct Points {
   std::unique_ptr<double[]> values, weights;
   std::size_t n = 0;
-
-  explicit Points(std::size_t most)
-      : values(std::make_unique_for_overwrite<double[]>(most)), weights(std::make_unique_for_overwrite<double[]>(most)) {}
 };
 
 Points points_of(const double* weights, const double* sums, Dtype type) {
-  std::size_t there = 0;
-  for (std::size_t i = 0; i < kBins; ++i) there += weights[i] > 0;
-  Points found(there + 1);
+  const auto keys = std::make_unique_for_overwrite<std::uint16_t[]>(kBins);
+  const std::size_t there = INGOT_KERNEL(palette_keys)(weights, keys.get());
+  Points found{std::make_unique_for_overwrite<double[]>(there), std::make_unique_for_overwrite<double[]>(there)};
   if (!sums) {
-    found.n = INGOT_KERNEL(palette_points)(weights, type, found.values.get(), found.weights.get());
+    found.n = INGOT_KERNEL(palette_points)(weights, keys.get(), there, type, found.values.get(), found.weights.get());
     return found;
   }
-  for (std::size_t place = 0; place < kBins; ++place) {
-    const std::size_t key = place < kBins / 2 ? kBins - 1 - place : place - kBins / 2;
-    const double weight = weights[key];
-    if (!(weight > 0)) continue;
-    const double value = sums[key] / weight;
+  for (std::size_t i = 0; i < there; ++i) {
+    const double weight = weights[keys[i]], value = sums[keys[i]] / weight;
     if (found.n && found.values[found.n - 1] == value) {  // -0 and +0
       found.weights[found.n - 1] += weight;
     } else {
@@ -115,15 +109,11 @@ std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums
   const std::size_t n = points.n;
   if (n == 0) return 0;
   const double centre = points.values[0] / 2 + points.values[n - 1] / 2;
-  ingot::Prefix at;
-  at.weight.reserve(n + 1);
-  at.sum.reserve(n + 1);
-  at.weight.push_back(0);
-  at.sum.push_back(0);
+  ingot::Prefix at{std::vector<double>(n + 1), std::vector<double>(n + 1)};
   double weight = 0, sum = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    at.weight.push_back(weight += points.weights[i]);
-    at.sum.push_back(sum += points.weights[i] * (points.values[i] - centre));
+    at.weight[i + 1] = weight += points.weights[i];
+    at.sum[i + 1] = sum += points.weights[i] * (points.values[i] - centre);
   }
   const std::size_t runs = k < n ? k : n;
   const std::vector<std::size_t> bounds = layers ? ingot::kmeans1d_layers(at, runs) : ingot::kmeans1d(at, runs);

@@ -6,6 +6,7 @@
 namespace ingot {
 
 constexpr std::size_t kBins = std::size_t{1} << 16;
+constexpr std::size_t kPassed = 16;  // bins that are passed over at once where they weigh nothing
 
 // Indices of `bits` each, one stream, first in the low bits, that begins at a byte. Runs of `run` indices share a
 // codebook; the first one here is number `phase` of its run.

@@ -87,7 +87,9 @@
   void palette_assign(const void* in, Dtype type, std::size_t n, const double* thresholds, std::size_t k,             \
                       std::uint8_t* codes);                                                                           \
   void palette_runs(const PaletteRuns& at, double penalty, std::size_t runs);                                          \
-  std::size_t palette_points(const double* weights, Dtype type, double* values, double* found);                        \
+  std::size_t palette_keys(const double* weights, std::uint16_t* keys);                                                \
+  std::size_t palette_points(const double* weights, const std::uint16_t* keys, std::size_t n, Dtype type,              \
+                             double* values, double* found);                                                           \
   double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found);     \
   void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen,             \
                       double* scratch);                                                                               \

@@ -1,5 +1,9 @@
 // What exact k-means in one dimension spends its time on (spec/palette.md, "Codebooks"): the values of a histogram in ascending
 // order, and the best partition for a penalty. Sums of doubles, without contraction: the same on every machine.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -8,6 +12,10 @@
 #include "core/palette.h"
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -86,6 +94,40 @@ constexpr std::size_t kShare = 5, kMost = 128;  // a block takes at most such a 
 
 inline void load(const double* from, Ends& to) { std::memcpy(&to, from, sizeof to); }
 
+// The least of some values and its number, lane by lane; of equals the first.
+struct Best {
+  Ends least;
+  Numbers which;
+
+  void see(Ends value, Numbers number) {
+    which = value < least ? number : which;
+    least = value < least ? value : least;
+  }
+  // The number in the least lane, of equals the least one.
+  std::size_t number() const {
+    Best all = *this;
+#if defined(__AVX512F__)
+    all.see_lanes<4, 5, 6, 7, 0, 1, 2, 3>();
+    all.see_lanes<2, 3, 0, 1, 6, 7, 4, 5>();
+    all.see_lanes<1, 0, 3, 2, 5, 4, 7, 6>();
+#else
+    all.see_lanes<2, 3, 0, 1>();
+    all.see_lanes<1, 0, 3, 2>();
+#endif
+    return static_cast<std::size_t>(all.which[0]);
+  }
+
+ private:
+  template <int... kLanes>
+  void see_lanes() {
+    const Ends value = __builtin_shufflevector(least, least, kLanes...);
+    const Numbers number = __builtin_shufflevector(which, which, kLanes...);
+    const Numbers better = (value < least) | ((value <= least) & (number < which));
+    which = better ? number : which;
+    least = better ? value : least;
+  }
+};
+
 // The same where runs are long: for blocks of ends whose runs all begin before the block, and between those of the end before the
 // block and the last in it. So that of the last is looked for first, then that of the one in the middle, and so on; those of
 // kSide ends in a row are found side by side, an end a lane. Here too the first of equals counts.
@@ -112,33 +154,32 @@ class Blocks {
  private:
   // The first best beginning from `low` to `high` of a run that ends at r.
   std::size_t begin(std::size_t r, std::size_t low, std::size_t high) const {
-    const Ends sum = Ends{} + at_.sum[r], weight = Ends{} + at_.weight[r];
-    Ends least = Ends{} + std::numeric_limits<double>::infinity();
-    Numbers which = Numbers{} + static_cast<std::int64_t>(low), number = which + kUp;
-    std::size_t l = low;
-    for (; l + kSide <= high + 1; l += kSide, number += static_cast<std::int64_t>(kSide)) {
+    if (high + 1 < kSide) return begin_early(r, low, high);
+    const Ends sum = Ends{} + at_.sum[r], weight = Ends{} + at_.weight[r], never = Ends{} + std::numeric_limits<double>::infinity();
+    const Numbers from = Numbers{} + static_cast<std::int64_t>(low);
+    Best found{never, from};
+    const std::size_t last = high + 1 - kSide;  // of this register lanes may lie before `low`, or be seen again
+    for (std::size_t l = low;; l += kSide) {
+      l = std::min(l, last);
       Ends s, w, best;
       load(at_.sum + l, s);
       load(at_.weight + l, w);
       load(at_.best + l, best);
       s = sum - s;
       const Ends value = best - s * s / (weight - w);
-      which = value < least ? number : which;
-      least = value < least ? value : least;
+      const Numbers number = kUp + static_cast<std::int64_t>(l);
+      found.see(number < from ? never : value, number);
+      if (l == last) return found.number();
     }
-    double found = std::numeric_limits<double>::infinity();
+  }
+
+  std::size_t begin_early(std::size_t r, std::size_t low, std::size_t high) const {
+    double least = std::numeric_limits<double>::infinity();
     std::size_t from = low;
-    for (std::size_t lane = 0; lane < kSide; ++lane) {
-      const auto there = static_cast<std::size_t>(which[lane]);
-      if (least[lane] < found || (least[lane] <= found && there < from)) {
-        found = least[lane];
-        from = there;
-      }
-    }
-    for (; l <= high; ++l) {
+    for (std::size_t l = low; l <= high; ++l) {
       const double value = value_of(l, r);
-      if (value < found) {
-        found = value;
+      if (value < least) {
+        least = value;
         from = l;
       }
     }
@@ -159,7 +200,7 @@ class Blocks {
     }
     if (size == kSide) return side_by_side(first, low, high);
     for (std::size_t r = first; r < first + size; ++r) {
-      const std::size_t l = begin(r, low, high);
+      const std::size_t l = begin_early(r, low, high);
       at_.best[r] = value_of(l, r) + penalty_;
       at_.from[r] = static_cast<std::uint32_t>(l);
     }
@@ -185,39 +226,54 @@ class Blocks {
 };
 #endif
 
-constexpr std::size_t kEight = 8;  // bins that are passed over at once
-
-// The values of the bins from `first` in steps of 1 or -1 that weigh something.
-template <Dtype kDtype, bool kDown>
-std::size_t take(const double* weights, std::size_t first, std::size_t bins, double* values, double* found) {
+// Those of kPassed bins from `first` on that weigh something, ascending or descending; returns how many. As many elements may be
+// written as there are bins.
+template <bool kDown>
+inline std::size_t keys_of(const double* weights, std::size_t first, std::uint16_t* keys) {
   std::size_t count = 0;
-  for (std::size_t i = 0; i < bins; i += kEight) {
-    const std::size_t start = kDown ? first - i - (kEight - 1) : first + i;
-    std::uint64_t eight[kEight], some = 0;
-    std::memcpy(eight, weights + start, sizeof eight);
-    for (const std::uint64_t bits : eight) some |= bits;
-    if (!some) continue;
-    for (std::size_t j = 0; j < kEight; ++j) {
-      const std::size_t key = kDown ? first - i - j : first + i + j;
-      values[count] = static_cast<double>(Element<kDtype>::load(static_cast<std::uint16_t>(key)));
-      found[count] = weights[key];
-      count += weights[key] > 0;
-    }
+#if defined(__AVX512F__)
+  __m512d low = _mm512_loadu_pd(weights + first), high = _mm512_loadu_pd(weights + first + kPassed / 2);
+  __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  if constexpr (kDown) {
+    const __m512i down = _mm512_set_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512d last = _mm512_permutexvar_pd(down, low);
+    low = _mm512_permutexvar_pd(down, high);
+    high = last;
+    numbers = _mm512_sub_epi32(_mm512_set1_epi32(kPassed - 1), numbers);
   }
+  const unsigned some = _mm512_cmp_pd_mask(low, _mm512_setzero_pd(), _CMP_GT_OQ) |
+                        static_cast<unsigned>(_mm512_cmp_pd_mask(high, _mm512_setzero_pd(), _CMP_GT_OQ)) << (kPassed / 2);
+  if (!some) return count;
+  numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(static_cast<int>(first)));
+  const __m256i found = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(static_cast<__mmask16>(some), numbers));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(keys), found);
+  count = static_cast<std::size_t>(std::popcount(some));
+#else
+  std::uint64_t all[kPassed], some = 0;
+  std::memcpy(all, weights + first, sizeof all);
+  for (const std::uint64_t bits : all) some |= bits;
+  if (!some) return count;
+  for (std::size_t i = 0; i < kPassed; ++i) {
+    const std::size_t key = kDown ? first + (kPassed - 1 - i) : first + i;
+    keys[count] = static_cast<std::uint16_t>(key);
+    count += weights[key] > 0;
+  }
+#endif
   return count;
 }
 
 template <Dtype kDtype>
-std::size_t points(const double* weights, double* values, double* found) {
-  const std::size_t half = take<kDtype, true>(weights, kBins - 1, kBins / 2, values, found);
-  std::size_t rest = take<kDtype, false>(weights, 0, kBins / 2, values + half, found + half);
-  if (half && rest && !(values[half - 1] < values[half])) {  // -0 and +0
-    found[half - 1] += found[half];
-    --rest;
-    std::memmove(values + half, values + half + 1, rest * sizeof(double));
-    std::memmove(found + half, found + half + 1, rest * sizeof(double));
+std::size_t points(const double* weights, const std::uint16_t* keys, std::size_t n, double* values, double* found) {
+  for (std::size_t i = 0; i < n; ++i) {
+    values[i] = static_cast<double>(Element<kDtype>::load(keys[i]));
+    found[i] = weights[keys[i]];
   }
-  return half + rest;
+  const std::size_t half = static_cast<std::size_t>(std::find_if(keys, keys + n, [](auto key) { return key < kBins / 2; }) - keys);
+  if (!half || half == n || values[half - 1] < values[half]) return n;
+  found[half - 1] += found[half];  // -0 and +0
+  std::copy(values + half + 1, values + n, values + half);
+  std::copy(found + half + 1, found + n, found + half);
+  return n - 1;
 }
 
 }  // namespace
@@ -230,8 +286,17 @@ void palette_runs(const PaletteRuns& at, double penalty, [[maybe_unused]] std::s
   Penalized(at).solve(penalty);
 }
 
-std::size_t palette_points(const double* weights, Dtype type, double* values, double* found) {
-  return type == Dtype::f16 ? points<Dtype::f16>(weights, values, found) : points<Dtype::bf16>(weights, values, found);
+std::size_t palette_keys(const double* weights, std::uint16_t* keys) {
+  std::size_t count = 0;
+  for (std::size_t i = kBins; i > kBins / 2; i -= kPassed) count += keys_of<true>(weights, i - kPassed, keys + count);
+  for (std::size_t i = 0; i < kBins / 2; i += kPassed) count += keys_of<false>(weights, i, keys + count);
+  return count;
+}
+
+std::size_t palette_points(const double* weights, const std::uint16_t* keys, std::size_t n, Dtype type, double* values,
+                           double* found) {
+  return type == Dtype::f16 ? points<Dtype::f16>(weights, keys, n, values, found)
+                            : points<Dtype::bf16>(weights, keys, n, values, found);
 }
 
 }  // namespace ingot::INGOT_ISA

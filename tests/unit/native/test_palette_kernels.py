@@ -137,6 +137,29 @@ def test_partitions_are_those_of_the_baseline(kind: str, dtype: str) -> None:
         assert found[0].tobytes() == found[1].tobytes()
 
 
+@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("some", ["ends", "zeros", "spread", "row"])
+def test_bins_that_weigh_something_are_found_in_order(some: str, dtype: str, set_name: str) -> None:
+    infinity = 0x7C00 if dtype == "f16" else 0x7F80
+    keys = {
+        "ends": np.array([0, infinity - 1, 0x8000, 0x8000 + infinity - 1]),
+        "zeros": np.array([0, 0x8000]),
+        "spread": rng(15).choice(np.r_[0:infinity, 0x8000 : 0x8000 + infinity], 250, replace=False),
+        "row": np.r_[15:49, 0x8000 + 31 : 0x8000 + 65],
+    }[some].astype(np.uint16)
+    bins, found, used = np.zeros(65536), np.zeros(256), isa.isa()
+    bins[keys] = rng(16).integers(1, 9, keys.size)
+    isa.set_isa(set_name)
+    try:
+        there = native.kernels.palette_solve(bins, None, dtype, found)
+    finally:
+        isa.set_isa(used)
+    values = np.unique(keys.view(numpy_dtype(dtype)).astype(np.float64))
+    assert there == values.size
+    assert np.array_equal(found[:there], values)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("clusters", [1, 5, 16, 200])
 def test_nearest_centroids(size: int, clusters: int) -> None:
