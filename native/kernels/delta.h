@@ -126,6 +126,17 @@ inline typename Kind::Word least_difference(std::size_t symbol) {
   return static_cast<Word>(static_cast<Word>(magnitude << Kind::kLow) | low);
 }
 
+// What decoders know a symbol by. Of elements of two bytes the class, which is below 32, then a bit each for direction and sign: registers
+// look up what a class means, whatever lies above it.
+constexpr std::uint32_t kDownCode = 32, kTurnsCode = 64;
+template <class Kind>
+constexpr std::uint32_t code_of(std::size_t symbol) {
+  if constexpr (sizeof(typename Kind::Word) != 2) return static_cast<std::uint32_t>(symbol);
+  static_assert(sizeof(typename Kind::Word) != 2 || kClasses<Kind> <= kDownCode);
+  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
+  return static_cast<std::uint32_t>(found) + (symbol & 1 ? kDownCode : 0) + (symbol >= 2 * kClasses<Kind> ? kTurnsCode : 0);
+}
+
 // What chooses the context: eight bits of the base from `shift` on, a float's sign left out.
 template <class Kind>
 inline Byte bin_of(typename Kind::Word base, int shift) {

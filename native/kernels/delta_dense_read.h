@@ -27,7 +27,7 @@ struct Chunk {
   std::size_t left() const { return static_cast<std::size_t>(end - p); }
 };
 
-// What symbols stand for.
+// What codes of symbols stand for.
 template <class Kind>
 struct Meanings {
   typename Kind::Word least[kDeltaSymbols];
@@ -35,8 +35,8 @@ struct Meanings {
 
   Meanings() {
     for (std::size_t symbol = 0; symbol < kSymbolsOf<Kind>; ++symbol) {
-      least[symbol] = least_difference<Kind>(symbol);
-      open[symbol] = static_cast<Byte>(open_bits<Kind>(symbol));
+      least[code_of<Kind>(symbol)] = least_difference<Kind>(symbol);
+      open[code_of<Kind>(symbol)] = static_cast<Byte>(open_bits<Kind>(symbol));
     }
   }
 };
@@ -57,14 +57,15 @@ struct Contexts {
   }
 };
 
-// Symbols by ANS in four streams.
+// Codes of symbols by ANS in four streams.
 struct TabledSymbols {
   Table* tables;
   AnsStream streams[kStreams];
 
   explicit TabledSymbols(const Room& room) : tables(room.tables) {}
-  bool read_table(Chunk& chunk, std::size_t symbols, std::size_t k) {
-    return INGOT_ISA::read_table(chunk.p, chunk.end, symbols, tables[k]);
+  template <class Kind>
+  bool read_table(Chunk& chunk, std::size_t k) {
+    return INGOT_ISA::read_table(chunk.p, chunk.end, kSymbolsOf<Kind>, tables[k], code_of<Kind>);
   }
   bool open(Chunk& chunk) { return read_heads<kDeltaScaleBits>(chunk.p, chunk.end, streams); }
   bool read(const std::uint16_t* at, std::size_t n, std::uint16_t* symbols) {
@@ -75,16 +76,17 @@ struct TabledSymbols {
   bool ended() const { return INGOT_ISA::ended(streams); }
 };
 
-// Symbols by rANS.
+// The same by rANS.
 struct RangedSymbols {
   std::uint32_t* slots;
   RansStream stream;
 
   explicit RangedSymbols(const Room& room) : slots(room.slots) {}
-  bool read_table(Chunk& chunk, std::size_t symbols, std::size_t k) {
+  template <class Kind>
+  bool read_table(Chunk& chunk, std::size_t k) {
     AnsFrequencies found;
-    if (!read_frequencies<kDeltaScaleBits>(chunk.p, chunk.end, symbols, found)) return false;
-    fill_slots<kDeltaScaleBits>(found, slots + k * kDeltaScale, [](std::size_t symbol) { return static_cast<std::uint32_t>(symbol); });
+    if (!read_frequencies<kDeltaScaleBits>(chunk.p, chunk.end, kSymbolsOf<Kind>, found)) return false;
+    fill_slots<kDeltaScaleBits>(found, slots + k * kDeltaScale, code_of<Kind>);
     return true;
   }
   bool open(Chunk& chunk) { return open_rans(chunk.p, chunk.end, chunk.n, stream); }
@@ -95,8 +97,8 @@ struct RangedSymbols {
 };
 
 // Reads how bins are grouped and each group's table.
-template <class Symbols>
-inline bool read_contexts(Chunk& chunk, std::size_t symbols, Symbols& from, Contexts& contexts) {
+template <class Kind, class Symbols>
+inline bool read_contexts(Chunk& chunk, Symbols& from, Contexts& contexts) {
   if (chunk.left() < 1) return false;
   contexts.more = *chunk.p++;
   if (contexts.more >= kDeltaContexts || chunk.left() < contexts.more) return false;
@@ -106,7 +108,7 @@ inline bool read_contexts(Chunk& chunk, std::size_t symbols, Symbols& from, Cont
   }
   chunk.p += contexts.more;
   for (std::size_t k = 0; k <= contexts.more; ++k)
-    if (!from.read_table(chunk, symbols, k)) return false;
+    if (!from.template read_table<Kind>(chunk, k)) return false;
   return true;
 }
 
@@ -172,8 +174,8 @@ inline std::size_t apply_rounds(RangedSymbols& from, const Contexts& contexts, i
     for (std::size_t bin = contexts.first[k]; bin < kDeltaBins + 64; ++bin) at[bin] = static_cast<std::uint16_t>((k + 1) * kDeltaScale);
   const std::size_t start = contexts.more ? contexts.first[0] - std::size_t{1} : 0;
   if (contexts.more && contexts.first[contexts.more - 1] - start > 63)
-    return apply_rounds<Kind>(from.stream, from.slots, ContextLanes<false>(at, 0), shift, open, have, base, out);
-  return apply_rounds<Kind>(from.stream, from.slots, ContextLanes<true>(at, start), shift, open, have, base, out);
+    return apply_rounds<Kind, false>(from.stream, from.slots, {{at, 0}, {}}, shift, open, have, base, out);
+  return apply_rounds<Kind, true>(from.stream, from.slots, {{at, start}, {}}, shift, open, have, base, out);
 }
 #endif
 
@@ -181,7 +183,7 @@ template <class Kind, class Symbols>
 inline EntropyStatus apply_dense(Chunk& chunk, int shift, const typename Kind::Word* base, typename Kind::Word* out, const Room& room) {
   Contexts contexts;
   Symbols from(room);
-  if (!read_contexts(chunk, kSymbolsOf<Kind>, from, contexts)) return EntropyStatus::table;
+  if (!read_contexts<Kind>(chunk, from, contexts)) return EntropyStatus::table;
   if (!from.open(chunk)) return EntropyStatus::stream;
   Byte few[8] = {};
   if (chunk.left() < 8) std::memcpy(few, chunk.p, chunk.left());

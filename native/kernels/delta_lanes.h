@@ -45,47 +45,71 @@ struct OpenBits {
 #if defined(__AVX512BW__)
 constexpr std::size_t kLanes = 32;  // words of a register
 
-// Applies 32 elements. What symbols mean is computed, where their open bits begin is summed up, and these, which are 416 at most, are
-// taken from one look ahead of 64 bytes.
+// What classes mean: how many bits one leaves open, which these are, and its least magnitude. Beside that the constants of a loop that is
+// not to know them: compilers would make those they know anew in every turn, in units that have enough to do.
 template <class Kind>
-inline __m512i apply_thirty_two(__m512i symbols, const Byte* bits, std::size_t& at, __m512i old) {
-  constexpr short places = 2 * static_cast<short>(kClasses<Kind>);
-  const __m512i before = _mm512_inserti64x4(_mm512_set1_epi16(7), _mm256_set1_epi16(23), 1);  // the last word of 16 bytes before
-  const __m512i one = _mm512_set1_epi16(1), all = _mm512_set1_epi16(-1), sixteen = _mm512_set1_epi16(16);
-  const __mmask32 turns = Kind::kLow == 2 ? _mm512_cmpge_epu16_mask(symbols, _mm512_set1_epi16(places)) : 0;
-  const __m512i same = _mm512_mask_sub_epi16(symbols, turns, symbols, _mm512_set1_epi16(places));
-  const __m512i found = _mm512_srli_epi16(same, 1), count = _mm512_subs_epu16(_mm512_srli_epi16(found, 1), one);
-  // Where the bits of the next element begin: sums of 2, 4 and 8 neighbours, then of what lies in 16 bytes before, and in 32.
-  __m512i behind = _mm512_add_epi16(count, _mm512_bslli_epi128(count, 2));
-  behind = _mm512_add_epi16(behind, _mm512_bslli_epi128(behind, 4));
-  behind = _mm512_add_epi16(behind, _mm512_bslli_epi128(behind, 8));
-  behind = _mm512_add_epi16(behind, _mm512_maskz_permutexvar_epi16(0xff00ff00, before, behind));
-  behind = _mm512_add_epi16(behind, _mm512_maskz_permutexvar_epi16(0xffff0000, _mm512_set1_epi16(15), behind));
+struct ClassLanes {
+  __m512i count, open, least;
+  __m512i down = _mm512_set1_epi16(kDownCode), turns = _mm512_set1_epi16(kTurnsCode), sign = _mm512_set1_epi16(-0x8000);
+  __m512i fifteen = _mm512_set1_epi16(15), sixteen = _mm512_set1_epi16(16), all = _mm512_set1_epi16(-1);
+  __m512i fourth = _mm512_set1_epi64(0x0001000100010001);
+
+  ClassLanes() {
+    alignas(64) std::uint16_t of[3][kLanes] = {};
+    for (std::size_t found = 0; found < kClasses<Kind>; ++found) {
+      of[0][found] = static_cast<std::uint16_t>(open_bits<Kind>(2 * found));
+      of[1][found] = static_cast<std::uint16_t>((1u << of[0][found]) - 1);
+      of[2][found] = static_cast<std::uint16_t>(least_difference<Kind>(2 * found) >> Kind::kLow);
+    }
+    count = _mm512_load_si512(of[0]);
+    open = _mm512_load_si512(of[1]);
+    least = _mm512_load_si512(of[2]);
+  }
+
+  // Sums of each number and those before it: of four by multiplying, then of what lies in 8, 16 and 32 bytes before.
+  __m512i running_sums(__m512i numbers) const {
+    const __m512i eighth = _mm512_set4_epi32(0x07060706, 0x07060706, -1, -1);
+    const __m512i half = _mm512_inserti64x4(_mm512_set1_epi16(7), _mm256_set1_epi16(23), 1);
+    __m512i sums = _mm512_mullo_epi64(numbers, fourth);
+    sums = _mm512_add_epi16(sums, _mm512_shuffle_epi8(sums, eighth));
+    sums = _mm512_add_epi16(sums, _mm512_maskz_permutexvar_epi16(0xff00ff00, half, sums));
+    return _mm512_add_epi16(sums, _mm512_maskz_permutexvar_epi16(0xffff0000, fifteen, sums));
+  }
+};
+
+constexpr std::size_t kOpenAhead = sizeof(__m512i) + 2;  // bytes that apply_thirty_two looks at
+
+// Applies 32 elements by their codes, above which other bits may lie. Where the open bits of each begin is summed up, and these, which
+// are 416 at most, are taken from one look ahead of 64 bytes.
+template <class Kind>
+inline __m512i apply_thirty_two(__m512i codes, const ClassLanes<Kind>& with, const Byte* bits, std::size_t& at, __m512i old) {
+  const __mmask32 down = _mm512_test_epi16_mask(codes, with.down);
+  const __m512i count = _mm512_permutexvar_epi16(codes, with.count), behind = with.running_sums(count);
   const __m512i first = _mm512_add_epi16(_mm512_sub_epi16(behind, count), _mm512_set1_epi16(static_cast<short>(at & 7)));
-  const __m512i ahead = _mm512_loadu_si512(bits + (at >> 3)), word = _mm512_srli_epi16(first, 4);
-  const __m512i skip = _mm512_and_si512(first, _mm512_set1_epi16(15));
+  const Byte* const p = bits + (at >> 3);
   at += static_cast<std::size_t>(_mm_extract_epi16(_mm512_extracti32x4_epi32(behind, 3), 7));
-  const __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(word, ahead), skip);
-  const __m512i high = _mm512_sllv_epi16(_mm512_permutexvar_epi16(_mm512_add_epi16(word, one), ahead), _mm512_sub_epi16(sixteen, skip));
-  const __m512i rest = _mm512_andnot_si512(_mm512_sllv_epi16(all, count), _mm512_or_si512(low, high));
-  const __m512i top = _mm512_or_si512(_mm512_and_si512(found, one), _mm512_set1_epi16(2));
-  const __mmask32 small = _mm512_cmplt_epu16_mask(found, _mm512_set1_epi16(2)), down = _mm512_test_epi16_mask(same, one);
-  const __m512i large = _mm512_or_si512(_mm512_sllv_epi16(top, count), rest);
-  const __m512i magnitude = _mm512_mask_mov_epi16(large, small, found);
-  const __m512i change = _mm512_mask_sub_epi16(magnitude, down, all, magnitude);
-  const __m512i sum = _mm512_add_epi16(old, change), sign = _mm512_set1_epi16(-0x8000);
+  const __m512i word = _mm512_srli_epi16(first, 4), skip = _mm512_and_si512(first, with.fifteen);
+  const __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(word, _mm512_loadu_si512(p)), skip);
+  const __m512i next = _mm512_permutexvar_epi16(word, _mm512_loadu_si512(p + 2));
+  const __m512i high = _mm512_sllv_epi16(next, _mm512_sub_epi16(with.sixteen, skip));
+  const __m512i open = _mm512_permutexvar_epi16(codes, with.open), least = _mm512_permutexvar_epi16(codes, with.least);
+  const __m512i magnitude = _mm512_or_si512(least, _mm512_and_si512(open, _mm512_or_si512(low, high)));
+  const __m512i change = _mm512_mask_sub_epi16(magnitude, down, with.all, magnitude);
+  const __m512i sum = _mm512_add_epi16(old, change);
   if constexpr (Kind::kLow == 1) return sum;
-  const __m512i signs = _mm512_mask_sub_epi16(old, turns, old, sign);
-  return _mm512_or_si512(_mm512_andnot_si512(sign, sum), _mm512_and_si512(sign, signs));
+  const __mmask32 turns = _mm512_test_epi16_mask(codes, with.turns);
+  const __m512i signs = _mm512_mask_sub_epi16(old, turns, old, with.sign);
+  return _mm512_or_si512(_mm512_andnot_si512(with.sign, sum), _mm512_and_si512(with.sign, signs));
 }
 
 // Applies elements, 32 at a time, as long as there are bits ahead; returns how many.
 template <class Kind>
-inline std::size_t apply_lanes(const std::uint16_t* symbols, OpenBits& open, std::size_t n, const std::uint16_t* base,
-                               std::uint16_t* out) {
+inline std::size_t apply_lanes(const std::uint16_t* codes, OpenBits& open, std::size_t n, const std::uint16_t* base, std::uint16_t* out) {
+  const ClassLanes<Kind> classes;
   std::size_t i = 0, at = open.at;
-  for (; i + kLanes <= n && (at >> 3) + sizeof(__m512i) <= open.size; i += kLanes)
-    _mm512_storeu_si512(out + i, apply_thirty_two<Kind>(_mm512_loadu_si512(symbols + i), open.p, at, _mm512_loadu_si512(base + i)));
+  for (; i + kLanes <= n && (at >> 3) + kOpenAhead <= open.size; i += kLanes)
+    _mm512_storeu_si512(
+        out + i, apply_thirty_two<Kind>(_mm512_loadu_si512(codes + i), classes, open.p, at, _mm512_loadu_si512(base + i)));
   open.at = at;
   return i;
 }
@@ -111,34 +135,44 @@ struct ContextLanes {
   }
 };
 
+template <class Kind, bool kNear>
+struct Lanes {
+  ContextLanes<kNear> contexts;
+  ClassLanes<Kind> classes;
+};
+
 // Decodes symbols by rANS and applies them at once, 32 at a time, as long as no end is near; returns how many.
 template <class Kind, bool kNear>
-[[gnu::noinline]] std::size_t apply_rounds(RansStream& s, const std::uint32_t* slots, const ContextLanes<kNear> contexts, int shift,
+[[gnu::noinline]] std::size_t apply_rounds(RansStream& s, const std::uint32_t* slots, const Lanes<Kind, kNear>& lanes, int shift,
                                            OpenBits& open, std::size_t have, const std::uint16_t* base, std::uint16_t* out) {
   static_assert(kRansLanes == kLanes);
+  const ContextLanes<kNear> contexts = lanes.contexts;
+  const ClassLanes<Kind> classes = lanes.classes;
   __m512i low = _mm512_load_si512(s.states), high = _mm512_load_si512(s.states + 16);
-  const __m512i magnitude = _mm512_set1_epi16(Kind::kLow == 2 ? 0x7fff : -1), byte = _mm512_set1_epi16(255);
-  const __m128i down = _mm_cvtsi32_si128(shift);
+  const __m512i choose = _mm512_set1_epi16(static_cast<short>((Kind::kLow == 2 ? 0x7fff : 0xffff) & 255 << shift));
+  const __m512i slot = _mm512_set1_epi32(kDeltaScale - 1);
+  const __m128i shifts = _mm_cvtsi32_si128(shift);
   const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16,
                                         14, 12, 10, 8, 6, 4, 2, 0);
-  constexpr std::size_t margin = sizeof(__m512i) + 2 * (kLanes * Kind::kBits / 8);
-  __m512i symbols = _mm512_setzero_si512(), held = symbols;  // decoded in the turn before, which leaves processors more to do at once
+  constexpr std::size_t margin = kOpenAhead + 2 * (kLanes * Kind::kBits / 8);
+  __m512i codes = _mm512_setzero_si512(), held = codes;  // decoded in the turn before, which leaves processors more to do at once
   std::size_t i = 0, at = open.at;
   bool ahead = true;
-  const auto apply = [&] { _mm512_storeu_si512(out + i - kLanes, apply_thirty_two<Kind>(symbols, open.p, at, held)); };
+  const auto apply = [&] { _mm512_storeu_si512(out + i - kLanes, apply_thirty_two<Kind>(codes, classes, open.p, at, held)); };
   while (const std::size_t rounds = ahead ? s.rounds(have - i) : 0) {
     const Byte* p = s.p;
     std::size_t k = 0;
     for (; k < rounds && (ahead = (at >> 3) + margin <= open.size); ++k, i += kLanes) {
       const __m512i old = _mm512_loadu_si512(base + i);
-      const __m512i bins = _mm512_and_si512(_mm512_srl_epi16(_mm512_and_si512(old, magnitude), down), byte);
-      const __m512i tables = contexts.find(bins);
-      const __m512i below = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(tables));
-      const __m512i one = decode_sixteen<kDeltaScaleBits, false>(low, p, below, slots);
-      const __m512i above = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(tables, 1));
-      const __m512i two = decode_sixteen<kDeltaScaleBits, false>(high, p, above, slots);
+      const __m512i tables = contexts.find(_mm512_srl_epi16(_mm512_and_si512(old, choose), shifts));
+      const __m512i one = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(tables));
+      const __m512i below = look_up(slots, _mm512_or_si512(_mm512_and_si512(low, slot), one));
+      low = next_states<kDeltaScaleBits>(low, below, p);
+      const __m512i two = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(tables, 1));
+      const __m512i above = look_up(slots, _mm512_or_si512(_mm512_and_si512(high, slot), two));
+      high = next_states<kDeltaScaleBits>(high, above, p);
       if (i) apply();
-      symbols = _mm512_permutex2var_epi16(one, even, two);
+      codes = _mm512_permutex2var_epi16(below, even, above);
       held = old;
     }
     s.p = p;

@@ -52,9 +52,9 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
   return total == scale;
 }
 
-// Reads frequencies and fills the table.
-template <int kBits>
-inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table) {
+// Reads frequencies and fills the table; `value(symbol)` is what entries have.
+template <int kBits, class Value>
+inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table, Value value) {
   AnsFrequencies found;
   if (!read_frequencies<kBits>(p, end, values, found)) return false;
   std::uint16_t next[kSymbols];
@@ -62,7 +62,7 @@ inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsT
   spread_symbols<kBits>(found.freq, found.first, found.last, [&](std::uint32_t symbol, std::uint32_t state) {
     const std::uint32_t x = next[symbol]++;
     const std::uint32_t bits = static_cast<std::uint32_t>(kBits + 1 - std::bit_width(x));
-    table.entries[state] = {static_cast<std::uint16_t>(bits | symbol << kSymbolShift), static_cast<std::uint16_t>((x << bits) - (1u << kBits))};
+    table.entries[state] = {static_cast<std::uint16_t>(bits | value(symbol) << kSymbolShift), static_cast<std::uint16_t>((x << bits) - (1u << kBits))};
   });
   return true;
 }
@@ -199,7 +199,7 @@ inline bool ended(const AnsStream* streams) {
 
 // Reads a table and heads, and moves `p` past the streams. Symbol i is of stream i % kStreams.
 inline EntropyStatus open_ans(const Byte*& p, const Byte* end, std::size_t values, AnsTable<>& table, AnsStream* streams) {
-  if (!read_table(p, end, values, table)) return EntropyStatus::table;
+  if (!read_table(p, end, values, table, [](std::uint32_t symbol) { return symbol; })) return EntropyStatus::table;
   return read_heads<kScaleBits>(p, end, streams) ? EntropyStatus::ok : EntropyStatus::stream;
 }
 

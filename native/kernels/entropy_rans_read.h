@@ -11,9 +11,13 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// An entry: a symbol, or its number; above it the slot's place among those of the symbol; above that their number less one.
+// An entry: a symbol, or its number; above it the slot's place among those of the symbol; in the highest 12 bits how many these are,
+// less one where all slots may be of one symbol and 12 bits would not say it.
+constexpr int kRansCountAt = 20;
 template <int kBits>
-constexpr int kRansValueBits = 32 - 2 * kBits;
+constexpr int kRansValueBits = kRansCountAt - kBits;
+template <int kBits>
+constexpr std::uint32_t kRansLess = kBits < 12 ? 0 : 1;
 
 struct RansStream {
   alignas(64) std::uint32_t states[kRansLanes];
@@ -36,7 +40,7 @@ inline void fill_slots(const AnsFrequencies& from, std::uint32_t* table, Value v
   for (std::size_t symbol = from.first; symbol <= from.last; ++symbol) {
     const std::uint32_t freq = from.freq[symbol];
     if (!freq) continue;
-    const std::uint32_t found = (freq - 1) << (32 - kBits) | value(symbol);
+    const std::uint32_t found = (freq - kRansLess<kBits>) << kRansCountAt | value(symbol);
     for (std::uint32_t i = 0; i < freq; ++i) *table++ = found | i << kRansValueBits<kBits>;
   }
 }
@@ -69,7 +73,7 @@ inline bool decode_slot(RansStream& s, const std::uint32_t* table, std::uint16_t
   std::uint32_t x = state;
   if (i >= s.bare && i < s.bare + kRansLanes) x -= kRansLeast;
   const std::uint32_t entry = table[x & ((1u << kBits) - 1)];
-  x = ((entry >> (32 - kBits)) + 1) * (x >> kBits) + (entry >> kRansValueBits<kBits> & ((1u << kBits) - 1));
+  x = ((entry >> kRansCountAt) + kRansLess<kBits>) * (x >> kBits) + (entry >> kRansValueBits<kBits> & ((1u << kBits) - 1));
   out = static_cast<std::uint16_t>(entry & ((1u << kRansValueBits<kBits>) - 1));
   if (i < s.bare && x < kRansLeast) {
     if (s.left() < 2) return false;
@@ -81,32 +85,40 @@ inline bool decode_slot(RansStream& s, const std::uint32_t* table, std::uint16_t
 }
 
 #if defined(__AVX512BW__)
-// Sixteen entries, loaded one by one: many processors gather by microcode, which keeps other instructions waiting.
+// Sixteen entries, loaded one by one: many processors gather by microcode, which keeps other instructions waiting. Numbers leave the
+// register in pairs: of what was just stored in one piece, loads of the parts take longer.
 inline __m512i look_up(const std::uint32_t* table, __m512i at) {
-  alignas(64) std::uint32_t i[16];
-  _mm512_store_si512(i, at);
-  const auto four = [&](std::size_t k) {
-    const auto entry = [&](std::size_t lane) { return static_cast<int>(table[i[lane]]); };
-    return _mm_setr_epi32(entry(k), entry(k + 1), entry(k + 2), entry(k + 3));
+  const auto four = [table](__m128i of) {
+    const std::uint64_t low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(of)), high = static_cast<std::uint64_t>(_mm_extract_epi64(of, 1));
+    const auto entry = [table](std::uint64_t i) { return static_cast<int>(table[i]); };
+    return _mm_setr_epi32(entry(low & 0xffffffff), entry(low >> 32), entry(high & 0xffffffff), entry(high >> 32));
   };
-  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(4), 1);
-  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(four(8)), four(12), 1);
+  const auto eight = [&four](__m128i one, __m128i two) { return _mm256_inserti128_si256(_mm256_castsi128_si256(four(one)), four(two), 1); };
+  const __m256i low = eight(_mm512_castsi512_si128(at), _mm512_extracti32x4_epi32(at, 1));
+  const __m256i high = eight(_mm512_extracti32x4_epi32(at, 2), _mm512_extracti32x4_epi32(at, 3));
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Sixteen symbols, the states of which are x. Reads 32 bytes, moves p past those that were taken.
-template <int kBits, bool kGather>
-inline __m512i decode_sixteen(__m512i& x, const Byte*& p, __m512i at, const std::uint32_t* table) {
+// What sixteen states become by their entries. Reads 32 bytes, moves p past those that were taken.
+template <int kBits>
+inline __m512i next_states(__m512i x, __m512i entry, const Byte*& p) {
   const __m512i slot = _mm512_set1_epi32((1 << kBits) - 1);
-  const __m512i where = _mm512_add_epi32(_mm512_and_si512(x, slot), at);
-  const __m512i entry = kGather ? _mm512_i32gather_epi32(where, table, 4) : look_up(table, where);
-  const __m512i freq = _mm512_add_epi32(_mm512_srli_epi32(entry, 32 - kBits), _mm512_set1_epi32(1));
+  __m512i freq = _mm512_srli_epi32(entry, kRansCountAt);
+  if constexpr (kRansLess<kBits>) freq = _mm512_add_epi32(freq, _mm512_set1_epi32(1));
   const __m512i place = _mm512_and_si512(_mm512_srli_epi32(entry, kRansValueBits<kBits>), slot);
   const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(x, kBits)), place);
   const __mmask16 takes = _mm512_cmplt_epu32_mask(next, _mm512_set1_epi32(kRansLeast));
   const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  p += 2 * __builtin_popcount(takes);
-  x = _mm512_mask_or_epi32(next, takes, _mm512_slli_epi32(next, 16), _mm512_maskz_expand_epi32(takes, words));
+  p += 2 * static_cast<std::size_t>(__builtin_popcount(takes));
+  return _mm512_mask_or_epi32(next, takes, _mm512_slli_epi32(next, 16), _mm512_maskz_expand_epi32(takes, words));
+}
+
+// Sixteen symbols, the states of which are x.
+template <int kBits, bool kGather>
+inline __m512i decode_sixteen(__m512i& x, const Byte*& p, __m512i at, const std::uint32_t* table) {
+  const __m512i where = _mm512_add_epi32(_mm512_and_si512(x, _mm512_set1_epi32((1 << kBits) - 1)), at);
+  const __m512i entry = kGather ? _mm512_i32gather_epi32(where, table, 4) : look_up(table, where);
+  x = next_states<kBits>(x, entry, p);
   return _mm512_and_si512(entry, _mm512_set1_epi32((1 << kRansValueBits<kBits>) - 1));
 }
 #elif defined(__AVX2__)
@@ -127,7 +139,7 @@ inline void decode_eight(__m256i& x, const Byte*& p, __m256i at, const std::uint
   const __m256i slot = _mm256_set1_epi32((1 << kBits) - 1);
   const __m256i where = _mm256_add_epi32(_mm256_and_si256(x, slot), at);
   const __m256i entry = _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), where, 4);
-  const __m256i freq = _mm256_add_epi32(_mm256_srli_epi32(entry, 32 - kBits), _mm256_set1_epi32(1));
+  const __m256i freq = _mm256_add_epi32(_mm256_srli_epi32(entry, kRansCountAt), _mm256_set1_epi32(kRansLess<kBits>));
   const __m256i place = _mm256_and_si256(_mm256_srli_epi32(entry, kRansValueBits<kBits>), slot);
   const __m256i next = _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(x, kBits)), place);
   const __m256i takes = _mm256_cmpeq_epi32(_mm256_srli_epi32(next, 16), _mm256_setzero_si256());
@@ -184,7 +196,7 @@ template <int kBits, bool kContexts>
 #pragma GCC unroll 4
     for (std::size_t k = 0; k < kRansLanes; ++k) {
       const std::uint32_t x = states[k], entry = table[(x & slot) + (kContexts ? at[i + k] : 0)];
-      const std::uint64_t next = std::uint64_t{(entry >> (32 - kBits)) + 1} * (x >> kBits) + (entry >> kRansValueBits<kBits> & slot);
+      const std::uint64_t next = std::uint64_t{(entry >> kRansCountAt) + kRansLess<kBits>} * (x >> kBits) + (entry >> kRansValueBits<kBits> & slot);
       const std::uint64_t takes = (next - kRansLeast) >> 63, more = next << 16 | load_le<std::uint16_t>(p);
       p += 2 * takes;
       states[k] = static_cast<std::uint32_t>(next ^ ((next ^ more) & (0 - takes)));  // half of them take a word: no branch

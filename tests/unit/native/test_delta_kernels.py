@@ -178,6 +178,28 @@ def test_rans_applies_alike_everywhere_whole_and_in_part(name: str) -> None:
         native.set_isa(before)
 
 
+@pytest.mark.parametrize("name", ["bf16", "f16", "i16"])
+def test_every_class_is_applied_alike_everywhere(name: str) -> None:
+    """Large chunks of two bytes are applied from registers: all classes, directions and changes of sign."""
+    rng, element = np.random.default_rng(8), reference.Element(16, *ELEMENTS[name])
+    base, tuned = (values.copy() for values in weights(name, 1 << 16, 1e-3))
+    symbols = np.resize(np.arange(2 * element.classes * element.low), 6000)
+    for at, symbol in zip(rng.choice(base.size, symbols.size, replace=False), symbols.tolist(), strict=True):
+        rest = int(rng.integers(0, 1 << element.open_bits(symbol)))
+        tuned[at] = element.applied(int(base[at]), element.of_symbol(symbol, rest))
+    sizes, planes = encode(name, base, tuned, 1 << 17)
+    assert modes_of(sizes, planes) == {"dense by rANS"}
+    before = native.isa()
+    try:
+        for isa in native.available_isas():
+            native.set_isa(isa)
+            out, answer = apply(name, planes, sizes, 1 << 17, base)
+            assert answer == (0, 1)
+            assert out.tobytes() == tuned.tobytes()
+    finally:
+        native.set_isa(before)
+
+
 @pytest.mark.parametrize("name", ["bf16", "i16", "f32"])
 def test_damaged_words_end_in_the_same_answer_everywhere(name: str) -> None:
     rng, (base, tuned) = np.random.default_rng(6), weights(name, 65_600, 1e-3)
