@@ -14,7 +14,7 @@ constexpr std::uint64_t kOne = std::uint64_t{1} << 56;
 constexpr int kWide = 11;    // bits of a window: 16 KiB of table stay in the first cache
 constexpr int kNarrow = 8;   // of short planes, for which a table of its own would cost more than it saves
 constexpr std::size_t kShortPlane = 8192;
-constexpr std::size_t kBatch = 16;  // turns after which values are handed on, while they are in the first cache
+constexpr std::size_t kBatch = 32;  // turns after which values are handed on, while they are in the first cache
 
 constexpr auto kReversed = [] {
   std::array<std::uint16_t, std::size_t{1} << kWide> of{};
