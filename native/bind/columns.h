@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/numbers.h"
+
 namespace ingot::bind {
 
 inline nanobind::object owned(PyObject* object) {
@@ -16,6 +18,14 @@ inline nanobind::object owned(PyObject* object) {
 inline nanobind::object as_bytes(const std::vector<std::int64_t>& values) {
   return owned(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(values.data()),
                                          static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));
+}
+
+// The number and how many there are of it, where all are one: (number, count).
+inline nanobind::object as_numbers(const table::Numbers& values) {
+  if (!values.empty() && values.alike()) return nanobind::make_tuple(values[0], values.size());
+  nanobind::object bytes = owned(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));
+  values.copy(reinterpret_cast<std::int64_t*>(PyBytes_AsString(bytes.ptr())));
+  return bytes;
 }
 
 // The texts are UTF-8.

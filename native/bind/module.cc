@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   bind_tile_matmul(m);
   bind_affine_zeros(m);
   bind_ggml(m);
+  bind_groups(m);
   bind_heads(m);
   bind_heap(m);
   bind_isa(m);
@@ -27,6 +28,7 @@ NB_MODULE(_native, m) {
   bind_records(m);
   bind_rounding(m);
   bind_scaled(m);
+  bind_spans(m);
   bind_table(m);
   bind_tca_tbe(m);
   bind_trellis(m);

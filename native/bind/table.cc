@@ -11,8 +11,8 @@
 
 namespace {
 
-using ingot::bind::as_bytes;
 using ingot::bind::as_list;
+using ingot::bind::as_numbers;
 using ingot::table::Column;
 using ingot::table::Doubt;
 using ingot::table::Kind;
@@ -40,7 +40,7 @@ Schema schema_of(nb::handle said) {
 nb::object column_of(const Column& column) {
   nb::list inner;
   for (const Column& each : column.inner) inner.append(column_of(each));
-  return nb::make_tuple(as_bytes(column.first), as_bytes(column.second), as_bytes(column.third),
+  return nb::make_tuple(as_numbers(column.first), as_numbers(column.second), as_numbers(column.third),
                         as_list(column.texts.all()), inner);
 }
 
@@ -51,7 +51,7 @@ nb::object read(nb::handle data, nb::handle schema, const Read& function) {
   try {
     const Table table = function(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), row);
     return nb::make_tuple(table.begin, table.end, table.aside_begin, table.aside_end, as_list(table.names),
-                          column_of(table.rows));
+                          column_of(table.rows), as_numbers(table.alike));
   } catch (const Doubt&) {
     return nb::none();
   }
@@ -74,7 +74,8 @@ nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under
 
 void bind_table(nb::module_& m) {
   define(m, "table_json", &table_json, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("aside"),
-         "Decode a map of alike structs in JSON: (begin, end, begin and end of what is aside, names, columns), or None.");
+         "Decode a map of alike structs in JSON: (begin, end, begin and end of what is aside, names, columns, which rows are "
+         "spelled alike), or None.");
   define(m, "table_cbor", &table_cbor, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("max_depth"),
          nb::arg("max_items"), nb::arg("deterministic"), "The same in strict CBOR.");
 }

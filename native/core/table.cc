@@ -12,6 +12,7 @@ namespace ingot::table {
 namespace {
 
 constexpr std::size_t kMaxPairs = 64;
+constexpr std::size_t kFar = 1 << 8;    // places that texts of a hash take: where more do, they are made up to take long
 constexpr std::size_t kTries = 1 << 8;  // rows in turn of which none was like another: nor will others be
 
 // Eight bytes at a time: names are long, and all of them pass here.
@@ -32,6 +33,21 @@ std::size_t hash(std::string_view text) {
   std::memcpy(&word, text.data() + at, text.size() - at);
   mix(word);
   return static_cast<std::size_t>(found ^ found >> 32);
+}
+
+// Doubt where a name is there twice.
+void require_distinct(const std::vector<std::string_view>& names) {
+  std::size_t room = 16;
+  while (room < 2 * names.size()) room *= 2;
+  if (names.size() > UINT32_MAX - 1) throw Doubt{};
+  std::vector<std::uint32_t> slots(room, 0);  // by one more than a name's number
+  for (std::size_t number = 0; number < names.size(); ++number) {
+    std::size_t at = hash(names[number]) & (room - 1), far = 0;
+    for (; slots[at] != 0; at = (at + 1) & (room - 1)) {
+      if (++far > kFar || names[slots[at] - 1] == names[number]) throw Doubt{};
+    }
+    slots[at] = static_cast<std::uint32_t>(number + 1);
+  }
 }
 
 template <class In>
@@ -62,6 +78,7 @@ class Reader {
     }
     in_.finish();
     close(row, table.rows);
+    require_distinct(table.names);
     return table;
   }
 
@@ -81,6 +98,7 @@ class Reader {
       table.names.push_back(name);
       one(row, table);
     }
+    repeat(row, table);
     table.end = in_.position();
   }
 
@@ -88,21 +106,32 @@ class Reader {
   void one(const Schema& row, Table& table) {
     const std::int64_t code = spelled_.expected(last_);
     if (code >= 0 && in_.value_is(spelled_.all()[static_cast<std::size_t>(code)])) {
-      const std::size_t from = firsts_[static_cast<std::size_t>(code)], end = in_.position();
-      again(row, table.rows, from, static_cast<std::int64_t>(end) - ends_[static_cast<std::size_t>(code)]);
+      if (code != last_) repeat(row, table);
+      ++times_;
       last_ = code;
       misses_ = 0;
       return;
     }
-    const std::size_t begin = in_.place();
+    repeat(row, table);
+    const std::size_t begin = in_.place(), number = table.names.size() - 1;
     value(row, table.rows);
-    if (!repeats_ || misses_ == kTries) return;
+    if (!repeats_ || misses_ == kTries) {
+      if (repeats_) table.alike.push_back(static_cast<std::int64_t>(number));
+      return;
+    }
     ++misses_;
     last_ = spelled_.code_after(last_, data_.substr(begin, in_.position() - begin));
-    if (static_cast<std::size_t>(last_) == firsts_.size()) {
-      firsts_.push_back(table.names.size() - 1);
-      ends_.push_back(static_cast<std::int64_t>(in_.position()));
-    }
+    if (static_cast<std::size_t>(last_) == firsts_.size()) firsts_.push_back(number);
+    table.alike.push_back(static_cast<std::int64_t>(firsts_[static_cast<std::size_t>(last_)]));
+  }
+
+  // Puts the rows that were spelled as the one before.
+  void repeat(const Schema& row, Table& table) {
+    if (times_ == 0) return;
+    const std::size_t from = firsts_[static_cast<std::size_t>(last_)];
+    again(row, table.rows, from, times_);
+    table.alike.repeat(static_cast<std::int64_t>(from), times_);
+    times_ = 0;
   }
 
   // Whether a row of it can be taken again: nothing in it has rows of its own.
@@ -110,28 +139,26 @@ class Reader {
     return schema.kind != Kind::kMap && std::all_of(schema.inner.begin(), schema.inner.end(), repeats);
   }
 
-  // Takes row `from` again, `shift` bytes behind it. Recursion ends with the schema.
-  static void again(const Schema& schema, Column& column, std::size_t from, std::int64_t shift) {
+  // Takes row `from` again, so many times; what was left where it lies is left there. Recursion ends with the schema.
+  static void again(const Schema& schema, Column& column, std::size_t from, std::size_t times) {
     switch (schema.kind) {
       case Kind::kSizes: {
-        column.second.push_back(static_cast<std::int64_t>(column.first.size()));
-        const std::int64_t begin = column.second[from], end = column.second[from + 1];
-        for (std::int64_t i = begin; i < end; ++i) column.first.push_back(column.first[static_cast<std::size_t>(i)]);
-        column.third.push_back(column.third[from]);
+        const auto begin = static_cast<std::size_t>(column.second[from]);
+        const auto end = from + 1 < column.second.size() ? static_cast<std::size_t>(column.second[from + 1]) : column.first.size();
+        for (std::size_t i = 0; i < times; ++i) {
+          column.second.push_back(static_cast<std::int64_t>(column.first.size()));
+          for (std::size_t j = begin; j < end; ++j) column.first.push_back(column.first[j]);
+        }
+        column.third.repeat(column.third[from], times);
         return;
       }
       case Kind::kPlace:
       case Kind::kDecimal:
-      case Kind::kAny: {
-        const std::int64_t place = column.first[from];
-        column.first.push_back(place < 0 ? place : place + shift);
-        column.second.push_back(column.second[from]);
-        return;
-      }
-      case Kind::kPair: column.second.push_back(column.second[from]); [[fallthrough]];
-      default: column.first.push_back(column.first[from]);
+      case Kind::kAny:
+      case Kind::kPair: column.second.repeat(column.second[from], times); [[fallthrough]];
+      default: column.first.repeat(column.first[from], times);
     }
-    for (std::size_t i = 0; i < schema.inner.size(); ++i) again(schema.inner[i], column.inner[i], from, shift);
+    for (std::size_t i = 0; i < schema.inner.size(); ++i) again(schema.inner[i], column.inner[i], from, times);
   }
 
   static void shape(const Schema& schema, Column& column) {
@@ -196,7 +223,7 @@ class Reader {
 
   void pair(Column& column) {
     auto frame = in_.array();
-    for (std::vector<std::int64_t>* own : {&column.first, &column.second}) {
+    for (Numbers* own : {&column.first, &column.second}) {
       if (!in_.element(frame)) throw Doubt{};
       own->push_back(static_cast<std::int64_t>(in_.number()));
     }
@@ -282,8 +309,8 @@ class Reader {
   std::size_t misses_ = 0;              // since a row was one again
   Texts spelled_;                       // rows as they are spelled
   std::int64_t last_ = -1;              // of these, that of the row before
+  std::size_t times_ = 0;               // how many rows such as that are still to be put
   std::vector<std::size_t> firsts_;     // by code, the first such row
-  std::vector<std::int64_t> ends_;      // and where it ends
 };
 
 }  // namespace
@@ -292,7 +319,9 @@ class Reader {
 std::size_t Texts::slot(std::string_view text) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t at = hash(text) & mask;
-  while (slots_[at] >= 0 && all_[static_cast<std::size_t>(slots_[at])] != text) at = (at + 1) & mask;
+  for (std::size_t far = 0; slots_[at] >= 0 && all_[static_cast<std::size_t>(slots_[at])] != text; at = (at + 1) & mask) {
+    if (++far > kFar) throw Doubt{};
+  }
   return at;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/cbor.h"
+#include "core/numbers.h"
 
 namespace ingot::table {
 
@@ -69,14 +70,14 @@ class Texts {
 // Values of one field, in the order of the rows; -1 stands for one that is absent.
 //   kNumber           first: values
 //   kText             first: codes, places in `texts`
-//   kPlace and alike  first: where they begin, second: bytes
+//   kPlace and alike  first: where they begin, second: bytes; of rows in the same words, perhaps the place in another
 //   kSizes            first: sizes of all rows, second: where each row's begin, and the end, third: their product,
 //                     which alone tells that there are none
 //   kPair             first, second: its numbers
 //   kStruct           first: 1 where it is there; inner: its fields
 //   kMap              first: where each row's pairs begin, and the end, second: codes of the keys, inner: the values
 struct Column {
-  std::vector<std::int64_t> first, second, third;
+  Numbers first, second, third;
   Texts texts;
   std::vector<Column> inner;
   std::vector<std::uint8_t> after;  // kStruct: by one more than a field's number, the field that came behind it last
@@ -85,8 +86,9 @@ struct Column {
 struct Table {
   std::size_t begin = 0, end = 0;  // of the map, in the bytes
   std::size_t aside_begin = 0, aside_end = 0;
-  std::vector<std::string_view> names;
+  std::vector<std::string_view> names;  // each once
   Column rows;
+  Numbers alike;  // JSON: by row, the first that is spelled as it is, or itself
 };
 
 // Decodes the map under the root's key `under`, or the root itself where that is empty; of its keys, `aside` is passed

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.core import native
+from ingot.core.checksums import Buffer
 from ingot.core.gcpause import gc_paused
 
 T = TypeVar("T")
@@ -20,8 +21,6 @@ Array = NDArray[np.int64]
 Schema = tuple[str, bool, str, tuple[Any, ...]]
 
 ABSENT = -1
-
-_AT_ONCE = 1 << 12  # digests that are looked at together, so that they take little memory
 
 
 class Spelling(NamedTuple):
@@ -51,18 +50,29 @@ def mapping(values: str | Schema) -> Schema:
     return "map", False, "", (field("", values),)
 
 
+_Found = bytes | tuple[int, int]
+
+
+def _memory(found: _Found) -> memoryview:
+    """Return numbers as they were found: their bytes, or one of them and how many there are of it."""
+    if isinstance(found, bytes):
+        return memoryview(found).cast("q")
+    return np.broadcast_to(np.int64(found[0]), found[1]).data
+
+
 class Column:
     """One field of all rows; what its numbers are is said in ``native/core/table.h``.
 
-    ``first``, ``second``, ``third`` are memory of 64-bit integers, which gives Python's when it is indexed; ``texts``
-    are those that codes stand for; ``inner`` are the columns of a struct's fields, or those of a map's values.
+    ``first``, ``second``, ``third`` are memory of 64-bit integers, which gives Python's when it is indexed, a single
+    one where all are alike; ``texts`` are those that codes stand for; ``inner`` are the columns of a struct's fields,
+    or those of a map's values.
     """
 
     __slots__ = ("first", "inner", "second", "texts", "third")
 
-    def __init__(self, found: tuple[bytes, bytes, bytes, list[str], list[Any]]) -> None:
+    def __init__(self, found: tuple[_Found, _Found, _Found, list[str], list[Any]]) -> None:
         first, second, third, self.texts, inner = found
-        self.first, self.second, self.third = (memoryview(each).cast("q") for each in (first, second, third))
+        self.first, self.second, self.third = _memory(first), _memory(second), _memory(third)
         self.inner = [Column(each) for each in inner]
 
     def text(self, row: int) -> str | None:
@@ -86,7 +96,7 @@ class Column:
 
 def numbers(column: memoryview) -> Array:
     """Return a column's memory as an array, which is a view."""
-    return np.frombuffer(column, np.int64)
+    return np.frombuffer(column, np.int64) if column.contiguous else np.asarray(column)
 
 
 def chosen(column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)) -> Array:
@@ -98,34 +108,58 @@ def chosen(column: Column, table: Mapping[str, int], default: int = -1, rows: sl
     return values[numbers(column.first)[rows]]
 
 
-def spelled(digests: Column, data: bytes, spelling: Spelling = USUAL) -> NDArray[np.bool_]:
+def spelled(digests: Column, data: Buffer, spelling: Spelling = USUAL) -> NDArray[np.bool_]:
     """Return which texts that were left where they lie in ``data`` are digests as they are spelled, or absent."""
-    starts, lengths, memory = numbers(digests.first), numbers(digests.second), np.frombuffer(data, np.uint8)
-    is_digit = np.zeros(256, bool)
-    is_digit[np.frombuffer(spelling.digits, np.uint8)] = True
-    good: NDArray[np.bool_] = starts < 0
-    for prefix, digits in spelling.forms:
-        fitting = np.flatnonzero(lengths == len(prefix) + digits)
-        for first in range(0, fitting.size, _AT_ONCE):
-            own = fitting[first : first + _AT_ONCE]
-            text = memory[starts[own, None] + np.arange(len(prefix) + digits)]
-            heads = (text[:, : len(prefix)] == np.frombuffer(prefix, np.uint8)).all(1)
-            good[own] = heads & is_digit[text[:, len(prefix) :]].all(1)
+    starts, lengths = (np.ascontiguousarray(numbers(each)) for each in (digests.first, digests.second))
+    good = np.empty(starts.size, bool)
+    native.kernels.spelled(data, starts, lengths, spelling.forms, spelling.digits, good)
     return good
+
+
+class Index(Mapping[str, int]):
+    """Names with their numbers, which they have by their order. They are looked up in a dict that is made for the
+    first who asks: whoever lists them does not."""
+
+    __slots__ = ("_numbers", "names")
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self._numbers: dict[str, int] | None = None
+
+    def _by_name(self) -> dict[str, int]:
+        known = self._numbers
+        if known is None:
+            with gc_paused():
+                known = self._numbers = dict(zip(self.names, range(len(self.names)), strict=True))
+        return known
+
+    def __getitem__(self, name: str) -> int:
+        return self._by_name()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name()
 
 
 class Table(NamedTuple):
     """A map of structs: rows by name, columns in the order of the schema's fields.
 
-    ``rest`` are the bytes without the map, which is empty there, or of what was aside.
+    ``rest`` are the bytes without the map, which is empty there, or of what was aside. ``alike`` has for each row the
+    first that was spelled as it is, or itself; of JSON alone, and not of rows with maps.
     """
 
-    rows: dict[str, int]
+    rows: Index
     columns: list[Column]
     rest: bytes
+    alike: memoryview
 
 
-def json_table(data: bytes, row: Schema, *, under: str = "", aside: str = "") -> Table | None:
+def json_table(data: Buffer, row: Schema, *, under: str = "", aside: str = "") -> Table | None:
     """Decode the map of structs under a key of a JSON object, or the object itself where that is empty.
 
     ``rest`` has to be parsed by whoever asks, strictly: that proves what is not looked at here. It is the object with
@@ -142,26 +176,28 @@ def json_table(data: bytes, row: Schema, *, under: str = "", aside: str = "") ->
         return None
     begin, end, first, last = found[:4]
     if under:
-        return _table(found, data[:begin] + b"{}" + data[end:])
-    return _table(found, b'{"' + aside.encode() + b'":' + data[first:last] + b"}" if last else b"{}")
+        return _table(found, _joined(data[:begin], b"{}", data[end:]))
+    return _table(found, _joined(b'{"', aside.encode(), b'":', data[first:last], b"}") if last else b"{}")
 
 
 def cbor_table(
-    data: bytes, row: Schema, under: str, *, max_depth: int, max_items: int, deterministic: bool = False
+    data: Buffer, row: Schema, under: str, *, max_depth: int, max_items: int, deterministic: bool = False
 ) -> Table | None:
     """Decode the map of structs under a key of a CBOR map; as ``json_table``. Limits and forms as of ``cbor.loads``.
 
     The map counts for ``max_items`` less an eighth; with a rest of as many there are as many in all as are allowed.
     """
     found = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8, deterministic)
-    return None if found is None else _table(found, data[: found[0]] + b"\xa0" + data[found[1] :])
+    return None if found is None else _table(found, _joined(data[: found[0]], b"\xa0", data[found[1] :]))
 
 
-def _table(found: Any, rest: bytes) -> Table | None:
-    names = found[4]
-    with gc_paused():
-        rows = dict(zip(names, range(len(names)), strict=True))
-        return Table(rows, Column(found[5]).inner, rest) if len(rows) == len(names) else None
+def _joined(*pieces: Buffer) -> bytes:
+    return b"".join(pieces)
+
+
+def _table(found: Any, rest: bytes) -> Table:
+    names, columns, alike = found[4:]
+    return Table(Index(names), Column(columns).inner, rest, _memory(alike))
 
 
 class Rows(Mapping[str, T], Generic[T]):
@@ -214,3 +250,41 @@ class Heads:
         """Return the columns of what was taken, one for each field: texts that do not repeat are its ``texts``."""
         with gc_paused():
             return [Column(each) for each in self._heads.columns()]
+
+
+class Groups:
+    """Records of tensors, as ``native/core/groups.h`` has them.
+
+    ``rows``, ``groups`` and ``starts`` are by tensor, in the order of the file: the number of its name, its group, and
+    where its first head begins. Of a group ``begins`` has where the kinds of its heads begin in ``members``, and the
+    end. ``fields``, ``dtypes``, ``elements``, ``lengths`` and ``sizes`` are by kind of head.
+    """
+
+    def __init__(self, names: list[str], start: int) -> None:
+        self._found = native.Groups(names, start)
+
+    @property
+    def longest(self) -> int:
+        """The bytes of the longest name."""
+        return self._found.longest()
+
+    def take(self, data: Buffer) -> int | None:
+        """Take the heads that lie in ``data`` as a whole, which begins where the next one does.
+
+        Returns how far the one behind them is, perhaps behind the end; None where they deserve a closer look.
+        """
+        return self._found.take(data)
+
+    def finish(self) -> bool:
+        """Put what was taken into columns; whether no closer look is needed."""
+        found = self._found.found()
+        if found is None:
+            return False
+        columns, fields, dtypes = found
+        rows, groups, starts, begins, members, field, dtype, elements, lengths, sizes = columns
+        self.rows, self.groups, self.starts = _memory(rows), _memory(groups), _memory(starts)
+        self.members = _memory(members)
+        self.begins = np.append(numbers(_memory(begins)), len(self.members))
+        self.fields, self.dtypes = Column((field, b"", b"", fields, [])), Column((dtype, b"", b"", dtypes, []))
+        self.elements, self.lengths, self.sizes = _memory(elements), _memory(lengths), _memory(sizes)
+        return True

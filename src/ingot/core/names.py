@@ -9,8 +9,10 @@ gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+
+from ingot.core import native
 
 ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
 """Every answer of ``role_of``. ``ssm`` are the two large projections of a state-space (Mamba) block."""
@@ -165,3 +167,8 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 def pattern_of(name: str) -> str:
     """Return a name with its numbers as ``*``: what tensors of equal layers have in common."""
     return _NUMBER.sub("*", name)
+
+
+def any_ends(names: Iterable[str], endings: Sequence[str]) -> bool:
+    """Whether any of the names ends with one of these."""
+    return native.kernels.any_ends([*names], endings)

@@ -15,6 +15,7 @@ except ImportError as error:  # the message must help whoever runs from a source
         f"(`pip install --force-reinstall {DISTRIBUTION}`). The loader said: {error}"
     ) from error
 
+Groups = _native.Groups
 Heads = _native.Heads
 cbor_dumps = _native.cbor_dumps
 cbor_loads = _native.cbor_loads
@@ -32,6 +33,7 @@ table_json = _native.table_json
 kernels = _native
 
 __all__ = [
+    "Groups",
     "Heads",
     "Xxh3",
     "available_isas",

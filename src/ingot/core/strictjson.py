@@ -9,7 +9,7 @@ from typing import Any
 from ingot.errors import FormatError
 
 
-def strict_json(data: bytes, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
+def strict_json(data: bytes | bytearray, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
     """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, and anything but an object."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Catalog:
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, bytes] = field(default_factory=dict)
+    headers: Mapping[str, Buffer] = field(default_factory=dict)
     sources: Sequence[ByteSource] = ()
     notes: Sequence[tuple[str, str]] = ()
     remarks: Sequence[tuple[str, str]] = ()

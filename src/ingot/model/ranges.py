@@ -27,8 +27,8 @@ MAX_REQUEST = 8 << 20
 _WINDOW, _GROWTH = 1 << 16, 4
 # A header source holds so many bytes at most, beside what one batch of expected ranges takes.
 _HELD = 16 << 20
-# What is passed over comes into so many bytes, which stay in a near cache.
-_PASSING = 1 << 18
+# What is passed over comes into so many bytes, which stay in a near cache: fresh memory takes longer than reading.
+_PASSING = 1 << 17
 
 
 def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
@@ -46,6 +46,16 @@ def read_each(source: ByteSource, ranges: Sequence[tuple[int, memoryview]]) -> N
         return
     for offset, out in ranges:
         source.readinto(offset, out)
+
+
+def read_joined(source: ByteSource, ranges: Sequence[Range]) -> bytearray:
+    """Return the bytes of several ranges, one behind the other, in memory of their own; errors as ``read_bytes``."""
+    out = bytearray(sum(length for _, length in ranges))
+    at = 0
+    for offset, length in ranges:
+        source.readinto(offset, memoryview(out)[at : at + length])
+        at += length
+    return out
 
 
 def coalesced(ranges: Iterable[Range], gap: int = GAP, most: int = MAX_REQUEST) -> list[Range]:
@@ -140,6 +150,9 @@ class HeaderSource:
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out``, from memory where the bytes were read before; errors as those of the source."""
         window = self._find(offset, out.nbytes)
+        if window is None and out.nbytes > _PASSING and self._distant is None and not self._expected:
+            self._source.readinto(offset, out)  # nobody asks for so much twice
+            return
         if window is None:
             window = self._fetch(offset, out.nbytes)
         if out.nbytes:
@@ -162,11 +175,18 @@ class HeaderSource:
 
     def passing(self, offset: int, least: int) -> memoryview:
         """As ``window``, of bytes that are passed over once, in order; valid until the next call."""
-        if self._distant is not None or self._expected or not self._source.mapped or least > _PASSING:
-            return self.window(offset, least)
         size = min(_PASSING, self.size - offset)
-        if size < least or self._find(offset, least) is not None:
+        if not self._passes or self._expected or size < least or self._find(offset, least) is not None:
             return self.window(offset, least)
+        return self._lent(offset, size)
+
+    @property
+    def _passes(self) -> bool:
+        """Whether bytes that are not kept cost little to read again."""
+        return self._distant is None and self._source.mapped
+
+    def _lent(self, offset: int, size: int) -> memoryview:
+        """Read at most ``_PASSING`` bytes into the memory for them."""
         if self._passing is None:
             self._passing = np.empty(_PASSING, np.uint8).data
         self._source.readinto(offset, self._passing[:size])
@@ -175,19 +195,22 @@ class HeaderSource:
     def pieces(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
         """Read ranges of less than a gap each, in the order of their starts, with few requests.
 
-        Yields which of the ranges are next, and bytes that hold them, with their place. Errors as those of the source.
+        Yields which of the ranges are next, and bytes that hold them, valid until the next ones are, with their place.
+        Errors as those of the source.
         """
-        spans = [*self._spans(starts, starts + lengths)]
-        self.expect((first, last - first) for _, first, last in spans)
+        spans = [*self._spans(starts, starts + lengths, _PASSING if self._passes else MAX_REQUEST)]
+        self.expect(() if self._passes else ((first, last - first) for _, first, last in spans))
         for some, first, last in spans:
-            yield some, first, np.frombuffer(self.window(first, last - first), np.uint8)
+            size = last - first
+            lent = self._passes and first >= 0 and size <= _PASSING and self._find(first, size) is None
+            yield some, first, np.frombuffer(self._lent(first, size) if lent else self.window(first, size), np.uint8)
 
-    def _spans(self, starts: Array, ends: Array) -> Iterator[tuple[slice, int, int]]:
-        """Yield ranges that are read together, and from where to where."""
+    def _spans(self, starts: Array, ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
+        """Yield ranges that are read together, of so many bytes at most where they are several, from where to where."""
         at = 0
         apart = np.flatnonzero(starts[1:] - ends[:-1] > self.gap) + 1
         while at < starts.size:
-            far = np.searchsorted(ends, starts[at] + MAX_REQUEST, "right")
+            far = np.searchsorted(ends, starts[at] + most, "right")
             following = np.searchsorted(apart, at, "right")
             stop = min(int(far), int(apart[following]) if following < apart.size else starts.size)
             stop = max(stop, at + 1)

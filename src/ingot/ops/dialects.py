@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
+from ingot.core.names import any_ends
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
@@ -78,10 +78,6 @@ _SIGNS = (
 
 
 _OTHERS = tuple({other for sign in _SIGNS for other in sign.others})
-# Of as many characters at the end of names there are few, and they tell most names without a sign.
-_TOLD = 8
-_end = itemgetter(slice(-_TOLD, None))
-_ENDS = tuple(other[-_TOLD:] for other in _OTHERS)
 
 
 def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
@@ -104,8 +100,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
 
     Asks for an element type only where two names fit, so that it is quick on any number of tensors.
     """
-    ends = set(map(_end, tensors))
-    if not any(end.endswith(_ENDS) for end in ends):
+    if not any_ends(tensors, _OTHERS):
         return None
     names = set(tensors)
     for name in tensors:

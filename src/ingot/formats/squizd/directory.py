@@ -87,7 +87,7 @@ _MAP, _FALSE, _TRUE = 5, 0xF4, 0xF5  # CBOR's major type, and two values
 class EntryColumns:
     """What a directory says of its tensors, of the right types."""
 
-    data: bytes
+    data: Buffer
     shape: Column
     dtype: Column
     codec: Column
@@ -149,7 +149,7 @@ class Entries(Rows[Entry]):
         self.columns = columns
 
 
-def _entries(data: bytes) -> tuple[Entries, bytes] | None:
+def _entries(data: Buffer) -> tuple[Entries, bytes] | None:
     """Return the entries of a directory and the rest of it, which is still to be parsed; None for a closer look."""
     table = cbor_table(data, _ROW, "tensors", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:
@@ -162,8 +162,8 @@ def _pair(column: Column, row: int) -> tuple[int, int] | None:
     return None if column.third[row] < 0 else (column.first[column.second[row]], column.first[column.second[row] + 1])
 
 
-def _text(column: Column, row: int, data: bytes) -> str:
-    return data[column.first[row] : column.first[row] + column.second[row]].decode()
+def _text(column: Column, row: int, data: Buffer) -> str:
+    return bytes(data[column.first[row] : column.first[row] + column.second[row]]).decode()
 
 
 def _is_map(heads: NDArray[np.uint8]) -> bool:
@@ -174,7 +174,7 @@ def _is_truth(heads: NDArray[np.uint8]) -> bool:
     return bool(((heads == _FALSE) | (heads == _TRUE)).all())
 
 
-def _are_chunks(value: bytes) -> bool:
+def _are_chunks(value: Buffer) -> bool:
     try:
         msgspec.convert(cbor.loads(value), dict[str, StatedChunks])
     except msgspec.ValidationError:
@@ -258,7 +258,7 @@ def size_of(pieces: Iterable[Buffer]) -> int:
     return sum(memoryview(piece).nbytes for piece in pieces)
 
 
-def check(directory: Directory, block: bytes, head: bytes, where: str) -> None:
+def check(directory: Directory, block: Buffer, head: Buffer, where: str) -> None:
     """Check the digest that a directory states of itself and of ``head``, if it states one.
 
     Raises ``IntegrityError`` ``manifest.digest``.
@@ -267,7 +267,7 @@ def check(directory: Directory, block: bytes, head: bytes, where: str) -> None:
         manifest_digest.check_cbor(block[DIRECTORY_HEADER:], directory.ingot_digest, f"{where}: directory", [head])
 
 
-def parse(data: bytes, where: str) -> Directory:
+def parse(data: Buffer, where: str) -> Directory:
     """Decode and type-check the map. What writers make is decoded into columns, anything else is looked at closely.
 
     Raises
@@ -284,7 +284,7 @@ def parse(data: bytes, where: str) -> Directory:
     return _parsed(data, where, cbor.MAX_ITEMS)
 
 
-def _parsed(data: bytes, where: str, max_items: int) -> Directory:
+def _parsed(data: Buffer, where: str, max_items: int) -> Directory:
     root = cbor.loads(data, where=f"{where}: directory", max_items=max_items)
     try:
         directory = msgspec.convert(root, Directory)

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ingot.core.columns import Array, chosen, numbers
 from ingot.core.dtypes import DTYPES
 from ingot.formats.dense_columns import DenseColumns, Flags, storage_types
+from ingot.core.spans import same, zeros
 from ingot.formats.squizd.blocks import DTYPE_CODES, MOST, NPCL, npcl
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import Entries, EntryColumns
@@ -28,7 +28,6 @@ Span = tuple[int, int]
 _FIXED = 12  # bytes of a block's header before its sizes
 _WHOLE_BYTES = {name: row.bits // 8 for name, row in DTYPES.items() if row.bits % 8 == 0 and name in DTYPE_CODES}
 _MANY = 1 << 55
-_WORD = 4  # bytes of a number of a block's header
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Found(Mapping[str, Located]):
         own = np.flatnonzero(counts == 1)
         begins[own], sizes[own] = numbers(texts.first)[first[own]], numbers(texts.second)[first[own]]
         offsets, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
-        heads = _FIXED + _WORD * np.diff(numbers(columns.shape.second))[plain.places]
+        heads = _FIXED + 4 * np.diff(numbers(columns.shape.second))[plain.places]
         offsets[plain.places] = plain.starts + heads
         lengths[plain.places] = plain.ends - plain.starts - heads
         return DenseColumns(
@@ -171,13 +170,7 @@ def _headed(source: HeaderSource, columns: EntryColumns, own: Array, rank: int) 
     good, size = np.zeros(own.size, bool), _FIXED + 4 * rank
     for some, base, memory in source.pieces(offsets[order], np.full(own.size, size)):
         chosen_ones = order[some]
-        places, wanted = offsets[chosen_ones] - base, heads[chosen_ones]
-        if (places % _WORD).any():
-            found = memory[places[:, None] + np.arange(size)]
-            good[chosen_ones] = (found == wanted.view(np.uint8)).all(1)
-        else:  # as writers have it
-            words = memory[: memory.size // _WORD * _WORD].view("<u4")
-            good[chosen_ones] = (words[(places // _WORD)[:, None] + np.arange(size // _WORD)] == wanted).all(1)
+        good[chosen_ones] = same(memory, offsets[chosen_ones] - base, heads[chosen_ones])
     return good
 
 
@@ -186,10 +179,8 @@ def is_padding(source: HeaderSource, starts: Array, lengths: Array) -> bool:
     if (lengths >= ALIGNMENT).any():
         return False
     for some, base, memory in source.pieces(starts, lengths):
-        begins, sizes = starts[some] - base, lengths[some]
-        for size in np.unique(sizes[sizes > 0]).tolist():
-            if sliding_window_view(memory, size)[begins[sizes == size]].any():
-                return False
+        if not zeros(memory, starts[some] - base, lengths[some]):
+            return False
     return True
 
 

@@ -114,15 +114,14 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     note_gaps(source, filled, [(begin, start)], state.remarks, _BETWEEN)
     places, behind = _tables(state, start)
     at = _directory_place(state, behind)
-    directory, raw, end = read_directory(source, at, source.size, state.where)
-    head = read_bytes(source, 0, begin)
+    directory, raw, end = read_directory(source, at, source.size, state.where, begin)
     if directory is None:
         _require_none_lost(state, start, at)
         located: Mapping[str, Located]
         located, starts = _without_directory(state, places, behind), _masks(state)
     else:
         if verify:
-            check_directory(directory, raw, head, state.where)
+            check_directory(directory, memoryview(raw)[begin:], memoryview(raw)[:begin], state.where)
         located = locate(source, directory, state.layers, places, state.notes, state.where)
         starts = masks_by_layer(located, directory)
     _check_flags(state, located)
@@ -138,7 +137,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
             **(directory.metadata if directory is not None else {}),
             **({ARCHITECTURE: header.arch} if header.arch else {}),
         },
-        headers={name or source.name: head + raw},
+        headers={name or source.name: raw},
         sources=(file,),
         notes=tuple(state.notes),
         remarks=tuple(state.remarks),

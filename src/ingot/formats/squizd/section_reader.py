@@ -28,7 +28,7 @@ from ingot.model.bytesource import ByteSource, Range
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.sparse import MaskLayout
-from ingot.model.ranges import HeaderSource, read_bytes
+from ingot.model.ranges import HeaderSource, read_bytes, read_joined
 from ingot.model.spec import TensorSpec
 
 Span = tuple[int, int]
@@ -40,18 +40,22 @@ def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
     return offset + len(data) - len(data.lstrip(b"\0"))
 
 
-def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tuple[Directory | None, bytes, int]:
-    """Return the directory at ``offset`` with its bytes and its end; None where there is none.
+def read_directory(
+    source: ByteSource, offset: int, end: int, where: str, head: int = 0
+) -> tuple[Directory | None, bytearray, int]:
+    """Return the directory at ``offset``, its bytes behind the file's first ``head`` ones, and its end.
+
+    None and its place where there is none.
 
     Raises
     ------
     FormatError
         ``squizd.directory-out-of-bounds``, ``squizd.directory-too-large``, and the rules of ``directory.parse``.
     """
-    head = read_bytes(source, offset, max(0, min(DIRECTORY_HEADER, end - offset)))
-    if not head or not DIRECTORY_MAGIC.startswith(head[:4]):
-        return None, b"", offset
-    length = int.from_bytes(head[4:], "little")
+    begin = read_bytes(source, offset, max(0, min(DIRECTORY_HEADER, end - offset)))
+    if not begin or not DIRECTORY_MAGIC.startswith(begin[:4]):
+        return None, read_joined(source, [(0, head)]), offset
+    length = int.from_bytes(begin[4:], "little")
     if length > MAX_DIRECTORY:
         raise FormatError(
             "squizd.directory-too-large", f"expected at most {MAX_DIRECTORY} bytes, found {length}", where=where
@@ -62,8 +66,10 @@ def read_directory(source: ByteSource, offset: int, end: int, where: str) -> tup
             f"expected a directory that ends by byte {end}, found {length} bytes at {offset}",
             where=where,
         )
-    data = read_bytes(source, offset + DIRECTORY_HEADER, length)
-    return parse_directory(data, where), head + data, offset + DIRECTORY_HEADER + length
+    # One copy of it all, which is kept: a directory of many tensors takes megabytes.
+    raw = read_joined(source, [(0, head), (offset, DIRECTORY_HEADER + length)])
+    data = memoryview(raw)[head + DIRECTORY_HEADER :]
+    return parse_directory(data, where), raw, offset + DIRECTORY_HEADER + length
 
 
 def locate(

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ingot.core.columns import ABSENT, Array, Column, chosen, field, json_table, numbers, record
+from ingot.core.checksums import Buffer
+from ingot.core.columns import ABSENT, Array, Column, Index, chosen, field, json_table, numbers, record
 from ingot.core.dtypes import dtype
 from ingot.core.structs import warm
 from ingot.errors import IngotError
@@ -128,11 +129,13 @@ _NAMES = tuple(STRATEGIES)
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """All entries of a header that break no rule. ``rest`` is the header without them, which is still to be parsed."""
+    """All entries of a header that break no rule. ``rest`` is the header without them, which is still to be parsed;
+    ``alike`` has for each the first that was spelled as it is, or itself."""
 
-    rows: dict[str, int]
+    rows: Index
     rest: bytes
-    data: bytes
+    alike: memoryview
+    data: Buffer
     strategy: Column
     shape: Column
     base_dtype: Column
@@ -143,7 +146,7 @@ class EntryColumns:
         """Return one entry."""
         strategy = self.strategy.text(row) or ""
         sparsity, fraction = (
-            None if (at := each.span(row)) is None else json.loads(self.data[at]) for each in self.decimals
+            None if (at := each.span(row)) is None else json.loads(bytes(self.data[at])) for each in self.decimals
         )
         elements, cols, outliers, layout = (None if each.first[row] < 0 else each.first[row] for each in self.counts)
         return Entry(
@@ -209,7 +212,7 @@ class EntryColumns:
         return np.where(ranks > 0, flat[numbers(self.shape.second)[:-1]], 1)
 
 
-def entry_columns(data: bytes, version: int) -> EntryColumns | None:
+def entry_columns(data: Buffer, version: int) -> EntryColumns | None:
     """Decode the entries of a header; None where it deserves a closer look."""
     table = json_table(data, _ROW, under="tensors")
     if table is None:
@@ -220,6 +223,7 @@ def entry_columns(data: bytes, version: int) -> EntryColumns | None:
     made = EntryColumns(
         table.rows,
         table.rest,
+        table.alike,
         data,
         strategy,
         shape,

@@ -86,6 +86,8 @@ class Header:
             return {name: msgspec.to_builtins(entry.change) for name, entry in self.tensors.items()}
         spelled = self.columns.base_dtype  # -1 where none is named, the last of what is known
         known = [msgspec.to_builtins(change_of(text)) for text in (*spelled.texts, None)]
+        if len(set(spelled.first)) == 1:
+            return dict.fromkeys(self.columns.rows, known[spelled.first[0]])
         return dict(zip(self.columns.rows, map(known.__getitem__, spelled.first), strict=True))
 
 
@@ -97,7 +99,7 @@ def is_hash(text: str) -> bool:
     return _HEX.match(text) is not None
 
 
-def parse(data: bytes, version: int, where: str) -> Header:
+def parse(data: bytes | bytearray, version: int, where: str) -> Header:
     """Check a header: types first, in memory bounded by its length, then keys and values.
 
     Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
@@ -116,7 +118,7 @@ def parse(data: bytes, version: int, where: str) -> Header:
     return Header(said.parent_hash, said.strategy, Rows(columns.rows, columns.entry), said.ingot, columns)
 
 
-def _parsed(data: bytes, version: int, where: str) -> _Said:
+def _parsed(data: bytes | bytearray, version: int, where: str) -> _Said:
     try:
         header = _DECODER.decode(data)
     except UnicodeDecodeError as error:

@@ -21,7 +21,7 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import HeaderSource, is_distant, read_bytes
+from ingot.model.ranges import HeaderSource, read_bytes, read_joined
 from ingot.model.tensor import Tensor
 
 _SPARSE = STRATEGIES["sparse"]
@@ -36,8 +36,6 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     """
     near = HeaderSource(source)
     version, raw = _read_header(near, name)
-    if not is_distant(source):
-        near = HeaderSource(source)  # a header of very many tensors is large: the other one holds it too
     header = parse(raw, version, name)
     spans = walk(near, PREFIX + len(raw), source.size - DIGEST, header, name)
     return Catalog(
@@ -50,7 +48,7 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     )
 
 
-def _read_header(source: HeaderSource, name: str) -> tuple[int, bytes]:
+def _read_header(source: HeaderSource, name: str) -> tuple[int, bytearray]:
     head = read_bytes(source, 0, min(PREFIX, source.size))
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise FormatError("wdelta.magic", f"expected {MAGIC!r}, found {head[:7]!r}", where=name)
@@ -71,7 +69,7 @@ def _read_header(source: HeaderSource, name: str) -> tuple[int, bytes]:
         raise FormatError(
             "wdelta.header-too-large", f"expected a header of at most {MAX_HEADER} bytes, found {length}", where=name
         )
-    return version, bytes(source.window(PREFIX, length)[:length])
+    return version, read_joined(source, [(PREFIX, length)])
 
 
 def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Lazy[Tensor]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.core.columns import Array, Column, Heads, Rows, chosen, numbers
+from ingot.core.columns import Array, Groups, Index, Rows, chosen, numbers
 from ingot.formats.wdelta.entries import EntryColumns
 from ingot.formats.wdelta.layout import FIELDS, ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Span
 from ingot.model.bulk import Places
@@ -17,8 +16,6 @@ from ingot.model.ranges import HeaderSource
 # Bytes of a head beside the tensor's name: three lengths, field, element type, rank, one size, the data's length.
 FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
 
-# A tensor's name, a field's, an element type; sizes; the data's length, and the data.
-_HEAD = "tttdQ>"
 _MANY = 1 << 55
 _ITEMS = {name: size for name, (_, size) in ITEM.items()}
 _NUMBER = {name: number for number, name in enumerate(FIELDS)}
@@ -28,19 +25,16 @@ _FIELDS_OF = np.bincount(_KIND)
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Heads of all records, and where their data lie: ``row`` is that of the entry, ``field`` a place in ``FIELDS``.
+    """Heads of records: ``home`` is the number of their tensor, ``row`` that of its entry, ``field`` a place in
+    ``FIELDS``."""
 
-    ``names`` are those of the tensors, ``in_order`` tells whether they come as in the header.
-    """
-
-    names: list[str]
-    in_order: bool
+    home: Array
     row: Array
     field: Array
-    dtype: Column
+    dtype: Array
+    spellings: Sequence[str]
     counts: Array
     lengths: Array
-    offsets: Array
 
 
 def longest_of(names: Collection[str]) -> int:
@@ -58,85 +52,98 @@ def _lengths(texts: Collection[str]) -> Array:
 class Located(Rows[dict[str, Span]]):
     """Arrays by tensor and field, made when they are asked for."""
 
-    __slots__ = ("_places", "_records")
+    __slots__ = ("_groups", "_names")
 
-    def __init__(self, records: _Records, places: NDArray[np.int32], entries: EntryColumns) -> None:
-        in_order = records.in_order
-        super().__init__(entries.rows if in_order else {name: entries.rows[name] for name in records.names}, self.spans)
-        self._records, self._places = records, places
+    def __init__(self, groups: Groups, rows: Index) -> None:
+        names = rows.names
+        in_order = bool((numbers(groups.rows) == np.arange(len(names))).all())  # as writers have it
+        super().__init__(rows if in_order else Index([names[row] for row in groups.rows]), self.spans)
+        self._groups, self._names = groups, names
 
-    def spans(self, row: int) -> dict[str, Span]:
-        """Return the arrays of one entry."""
-        records = self._records
-        counts, lengths, offsets = (each.data for each in (records.counts, records.lengths, records.offsets))
-        return {
-            name: Span(ITEM[records.dtype.text(place) or ""][0], counts[place], offsets[place], lengths[place])
-            for name, place in zip(FIELDS, self._places[row].tolist(), strict=True)
-            if place >= 0
-        }
+    def spans(self, number: int) -> dict[str, Span]:
+        """Return the arrays of a tensor, by its number in the order of the file."""
+        groups, found = self._groups, {}
+        group, at = groups.groups[number], groups.starts[number]
+        name = self._names[groups.rows[number]].encode()
+        for kind in groups.members[groups.begins[group] : groups.begins[group + 1]].tolist():
+            at += 4 + len(name) + groups.sizes[kind]
+            dtype, length = groups.dtypes.text(kind) or "", groups.lengths[kind]
+            found[groups.fields.text(kind) or ""] = Span(ITEM[dtype][0], groups.elements[kind], at, length)
+            at += length
+        return found
 
     def places(self, fields: Sequence[str]) -> dict[str, Places]:
         """Return by entry where arrays lie; anything for who has no such."""
-        found, records = {}, self._records
-        for name in fields:
-            at = self._places[:, _NUMBER[name]]
-            found[name] = Places(records.offsets[at], records.lengths[at])
+        groups, names = self._groups, self._names
+        row, group, first = numbers(groups.rows), numbers(groups.groups), numbers(groups.starts)
+        heads = 4 + _lengths(names)[row]
+        found = {name: Places(np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)) for name in fields}
+        order = np.argsort(group, kind="stable")
+        ends = np.searchsorted(group[order], np.arange(len(groups.begins)))
+        for number, begin in enumerate(groups.begins[:-1].tolist()):
+            own = order[ends[number] : ends[number + 1]]
+            at = first[own]
+            for kind in groups.members[begin : groups.begins[number + 1]].tolist():
+                at, name, length = at + heads[own] + groups.sizes[kind], groups.fields.text(kind), groups.lengths[kind]
+                if name in found:
+                    found[name].offsets[row[own]], found[name].lengths[row[own]] = at, length
+                at = at + length
         return found
 
 
 def read_columns(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> Located | None:
     """Locate every array of the payload; None where a closer look is needed."""
-    records = _records(source, start, end, entries)
-    if records is None or not _sound(records, entries):
-        return None
-    places = np.full((len(entries.rows), len(FIELDS)), -1, np.int32)
-    places[records.row, records.field] = np.arange(records.row.size, dtype=np.int32)
-    if np.count_nonzero(places >= 0) != records.row.size:  # one of them twice
-        return None
-    return Located(records, places, entries)
-
-
-def _records(source: HeaderSource, start: int, end: int, entries: EntryColumns) -> _Records | None:
-    heads, position = Heads(_HEAD), start
-    sizes_of = _lengths(entries.rows)
-    longest = int(sizes_of.max(initial=0))
+    names = entries.rows.names
+    groups, position = Groups(names, start), start
     while position < end:
-        least = min(longest + FIXED, end - position)
-        step = heads.take(source.passing(position, least)[: end - position], 0, end)
+        window = source.passing(position, min(groups.longest + FIXED, end - position))
+        step = groups.take(window[: end - position])
         if not step:  # in doubt, or not a whole one where all that writers make would be
             return None
         position += step
-    if position != end:
+    if position != end or not groups.finish() or len(groups.rows) != len(names):
         return None
-    names, fields, dtype, sizes, lengths = heads.columns()
-    in_order = names.texts == list(entries.rows)  # as writers have it
-    if in_order:
-        row = numbers(names.first)
-    else:
-        known = np.array([entries.rows.get(name, -1) for name in names.texts], np.int64)
-        row, sizes_of = known[numbers(names.first)], _lengths(names.texts)
-    nbytes = np.diff(numbers(sizes.second)) * 8 + 24 + sizes_of[numbers(names.first)] + _bytes(fields) + _bytes(dtype)
-    length = numbers(lengths.first)
-    offsets = start + np.cumsum(nbytes + length) - length
-    field = chosen(fields, _NUMBER)
-    return _Records(names.texts, in_order, row, field, dtype, numbers(sizes.third), length, offsets)
+    return Located(groups, entries.rows) if _sound(_different(groups, entries), entries) else None
 
 
-def _bytes(texts: Column) -> Array:
-    """Return how many bytes each text takes."""
-    return _lengths(texts.texts)[numbers(texts.first)]
+def _different(groups: Groups, entries: EntryColumns) -> _Records:
+    """Return the records of the first tensor of each kind of entry and each group: those of others are the same."""
+    row, group = numbers(groups.rows), numbers(groups.groups)
+    _, firsts = np.unique(numbers(entries.alike)[row] * (group.max(initial=0) + 1) + group, return_index=True)
+    begins = groups.begins[group[firsts]]
+    sizes = groups.begins[group[firsts] + 1] - begins
+    home = np.repeat(np.arange(firsts.size), sizes)
+    within = np.arange(home.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kind = numbers(groups.members)[begins[home] + within]
+    return _Records(
+        home,
+        row[firsts][home],
+        chosen(groups.fields, _NUMBER)[kind],
+        numbers(groups.dtypes.first)[kind],
+        groups.dtypes.texts,
+        numbers(groups.elements)[kind],
+        numbers(groups.lengths)[kind],
+    )
 
 
 def _sound(records: _Records, entries: EntryColumns) -> bool:
     """Whether every entry has as many arrays as it needs, of a type and size that these may have."""
-    row, field, kinds = records.row, records.field, entries.kinds
-    if (row < 0).any() or (field < 0).any() or row.size != _FIELDS_OF[kinds].sum() or (records.counts > _MANY).any():
+    home, row, field, kinds = records.home, records.row, records.field, entries.kinds[records.row]
+    tensors = np.unique(home, return_index=True)[1]
+    if (field < 0).any() or row.size != _FIELDS_OF[kinds[tensors]].sum() or (records.counts > _MANY).any():
         return False
-    wrong = (_KIND[field] != kinds[row]) | (records.lengths != records.counts * chosen(records.dtype, _ITEMS, 0))
+    if np.unique(home * len(FIELDS) + field).size != row.size:  # one of them twice
+        return False
+    wrong = (_KIND[field] != kinds) | (records.lengths != records.counts * _of_dtype(records, _ITEMS, 0))
     if wrong.any():
         return False
     fields = ((name, np.flatnonzero(field == number)) for number, name in enumerate(FIELDS))
-    return all(_fits(name, records, own, entries) for name, own in fields) and _paired(records, entries)
+    return all(_fits(name, records, own, entries) for name, own in fields) and _paired(records)
+
+
+def _of_dtype(records: _Records, table: Mapping[str, int], default: int = -1) -> Array:
+    """Return for each record the number that ``table`` has for its element type."""
+    return np.array([table.get(text, default) for text in records.spellings], np.int64)[records.dtype]
 
 
 def _fits(name: str, records: _Records, own: Array, entries: EntryColumns) -> bool:
@@ -144,7 +151,7 @@ def _fits(name: str, records: _Records, own: Array, entries: EntryColumns) -> bo
     spellings = next(each.fields[name] for each in STRATEGIES.values() if name in each.fields)
     if not own.size:
         return True
-    row, codes = records.row[own], chosen(records.dtype, {text: at for at, text in enumerate(spellings)}, rows=own)
+    row, codes = records.row[own], _of_dtype(records, {text: at for at, text in enumerate(spellings)})[own]
     if (codes < 0).any() or (name == "outlier_idx" and ((codes > 0) & (entries.layouts[row] == 1)).any()):
         return False
     return _counted(name, records.counts[own], row, entries)
@@ -167,12 +174,12 @@ def _counted(name: str, counts: Array, row: Array, entries: EntryColumns) -> boo
     return not (counts != wanted).any()
 
 
-def _paired(records: _Records, entries: EntryColumns) -> bool:
+def _paired(records: _Records) -> bool:
     """Whether sparse tensors have as many values as indices."""
     found = []
     for name in ("indices", "values"):
         own = records.field == _NUMBER[name]
-        counts = np.zeros(len(entries.rows), np.int64)
-        counts[records.row[own]] = records.counts[own]
+        counts = np.zeros(int(records.home.max(initial=0)) + 1, np.int64)
+        counts[records.home[own]] = records.counts[own]
         found.append(counts)
     return bool((found[0] == found[1]).all())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -70,7 +70,7 @@ class Columns:
     """Everything that a manifest says of its tensors, of the right types."""
 
     data: bytes
-    rows: dict[str, int]
+    rows: Mapping[str, int]
     shape: Column
     format: Column
     attributes: Column

@@ -70,7 +70,7 @@ class Columns:
     """Everything that a manifest says of its tensors, of the right types."""
 
     data: bytes
-    rows: dict[str, int]
+    rows: Mapping[str, int]
     roles: Column
     shape: Column
     layout: Column

@@ -1,0 +1,63 @@
+// A column of numbers. While they go on in equal steps, as those of rows that are alike do, they take no memory.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ingot::table {
+
+class Numbers {
+ public:
+  std::size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  // Whether all are one number, or there are none.
+  bool alike() const { return even_ && (count_ < 2 || step_ == 0); }
+
+  std::int64_t operator[](std::size_t at) const { return even_ ? at_step(at) : values_[at]; }
+  std::int64_t back() const { return (*this)[count_ - 1]; }
+
+  void push_back(std::int64_t value) {
+    if (even_ && count_ > 1 && value != at_step(count_)) spread();
+    if (even_) {
+      if (count_ == 0) first_ = static_cast<std::uint64_t>(value);
+      if (count_ == 1) step_ = static_cast<std::uint64_t>(value) - first_;
+    } else {
+      values_.push_back(value);
+    }
+    ++count_;
+  }
+
+  void repeat(std::int64_t value, std::size_t times) {
+    if (even_ && count_ > 0 && step_ == 0 && value == at_step(0)) {
+      count_ += times;
+      return;
+    }
+    for (; times > 0; --times) push_back(value);
+  }
+
+  // Puts all of them where there is room for `size()`.
+  void copy(std::int64_t* to) const {
+    if (!even_) {
+      std::copy(values_.begin(), values_.end(), to);
+      return;
+    }
+    for (std::size_t at = 0; at < count_; ++at) to[at] = at_step(at);
+  }
+
+ private:
+  std::int64_t at_step(std::size_t at) const { return static_cast<std::int64_t>(first_ + at * step_); }
+
+  void spread() {
+    values_.reserve(2 * count_ + 64);
+    for (std::size_t at = 0; at < count_; ++at) values_.push_back(at_step(at));
+    even_ = false;
+  }
+
+  std::vector<std::int64_t> values_;  // unless they go on in equal steps
+  std::uint64_t first_ = 0, step_ = 0;  // modulo 2**64
+  std::size_t count_ = 0;
+  bool even_ = true;
+};
+
+}  // namespace ingot::table
