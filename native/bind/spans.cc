@@ -1,6 +1,7 @@
 #include "core/spans.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,12 @@ using ingot::spans::Form;
 
 std::string_view text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-// Whether a text ends with one of these; `last` are their last bytes.
-bool ends_with(std::string_view text, const std::vector<std::string>& ends, const bool (&last)[256]) {
-  if (text.empty() || !last[static_cast<std::uint8_t>(text.back())]) return false;
+// Texts by their last byte.
+using Endings = std::array<std::vector<std::string>, 256>;
+
+bool ends_with(std::string_view text, const Endings& endings) {
+  if (text.empty()) return false;
+  const std::vector<std::string>& ends = endings[static_cast<std::uint8_t>(text.back())];
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return text.ends_with(end); });
 }
 
@@ -60,12 +64,11 @@ bool zeros(nb::handle data, In<std::int64_t> starts, In<std::int64_t> lengths) {
 }
 
 bool any_ends(nb::handle names, nb::handle endings) {
-  std::vector<std::string> ends;
-  bool last[256] = {};
+  Endings ends;
   for (const nb::handle each : nb::cast<nb::sequence>(endings)) {
-    ends.emplace_back(nb::cast<const char*>(each));
-    require(!ends.back().empty(), "expected endings");
-    last[static_cast<std::uint8_t>(ends.back().back())] = true;
+    const std::string text = nb::cast<const char*>(each);
+    require(!text.empty(), "expected endings");
+    ends[static_cast<std::uint8_t>(text.back())].push_back(text);
   }
   for (const nb::handle each : nb::cast<nb::list>(names)) {
     Py_ssize_t size = 0;
@@ -75,8 +78,8 @@ bool any_ends(nb::handle names, nb::handle endings) {
       PyErr_Clear();
       const auto parts = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(each.ptr(), "utf-8", "surrogatepass"));
       if (!parts.is_valid()) throw nb::python_error();
-      if (ends_with(std::string_view(parts.c_str(), parts.size()), ends, last)) return true;
-    } else if (ends_with(std::string_view(text, static_cast<std::size_t>(size)), ends, last)) {
+      if (ends_with(std::string_view(parts.c_str(), parts.size()), ends)) return true;
+    } else if (ends_with(std::string_view(text, static_cast<std::size_t>(size)), ends)) {
       return true;
     }
   }

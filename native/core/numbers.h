@@ -18,19 +18,24 @@ class Numbers {
   std::int64_t back() const { return (*this)[count_ - 1]; }
 
   void push_back(std::int64_t value) {
-    if (even_ && count_ > 1 && value != at_step(count_)) spread();
     if (even_) {
       if (count_ == 0) first_ = static_cast<std::uint64_t>(value);
       if (count_ == 1) step_ = static_cast<std::uint64_t>(value) - first_;
-    } else {
-      values_.push_back(value);
+      if (count_ < 2) next_ = static_cast<std::uint64_t>(value);
+      if (static_cast<std::uint64_t>(value) == next_) {
+        next_ += step_;
+        ++count_;
+        return;
+      }
+      spread();
     }
+    values_.push_back(value);
     ++count_;
   }
 
   void repeat(std::int64_t value, std::size_t times) {
     if (even_ && count_ > 0 && step_ == 0 && value == at_step(0)) {
-      count_ += times;
+      count_ += times;  // the next one is the same, whether there was one or more
       return;
     }
     for (; times > 0; --times) push_back(value);
@@ -55,7 +60,7 @@ class Numbers {
   }
 
   std::vector<std::int64_t> values_;  // unless they go on in equal steps
-  std::uint64_t first_ = 0, step_ = 0;  // modulo 2**64
+  std::uint64_t first_ = 0, step_ = 0, next_ = 0;  // modulo 2**64
   std::size_t count_ = 0;
   bool even_ = true;
 };

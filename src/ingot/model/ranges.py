@@ -28,7 +28,7 @@ _WINDOW, _GROWTH = 1 << 16, 4
 # A header source holds so many bytes at most, beside what one batch of expected ranges takes.
 _HELD = 16 << 20
 # What is passed over comes into so many bytes, which stay in a near cache: fresh memory takes longer than reading.
-_PASSING = 1 << 17
+_PASSING = 1 << 18
 
 
 def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:

@@ -330,3 +330,27 @@ def test_heads_in_the_same_words_are_what_they_say():
         name, field, dtype, sizes, length = taken.columns()
         for row, wanted in enumerate(heads):
             assert (name.text(row), field.text(row), dtype.text(row), sizes.sizes(row), length.first[row]) == wanted
+
+
+def test_records_in_another_order_are_found_at_once(artifacts, monkeypatch):
+    monkeypatch.setattr(walk, "_walk", None)
+    for strategy in ("int4", "sparse", "quantized"):
+        raw = artifacts[f"{strategy}.wdelta"]
+        start = 15 + int.from_bytes(raw[11:15], "little")
+        tensors = dict(FORMATS["wdelta"].read(MemoryStore({"f.wdelta": raw}), "f.wdelta").tensors)
+        begins = [min(part.offset for part in tensor.parts.values()) for tensor in tensors.values()]
+        first = {
+            name: raw.rindex(struct.pack("<I", len(name)) + name.encode(), 0, at)
+            for name, at in zip(tensors, begins, strict=True)
+        }
+        ends = [*list(first.values())[1:], len(raw) - 32]
+        pieces = {name: raw[at:end] for (name, at), end in zip(first.items(), ends, strict=True)}
+        assert next(iter(first.values())) == start
+        turned = raw[:start] + b"".join(reversed(pieces.values())) + raw[-32:]
+        other = FORMATS["wdelta"].read(MemoryStore({"f.wdelta": turned}), "f.wdelta").tensors
+        assert list(other) == list(tensors)[::-1]
+        for name, tensor in tensors.items():
+            for role, part in tensor.parts.items():
+                moved = other[name].parts[role]
+                found = turned[moved.offset : moved.offset + moved.length]
+                assert found == raw[part.offset : part.offset + part.length]
