@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.core.checksums import Buffer
 from ingot.core.columns import Array, Column, chosen, numbers
 from ingot.core.dtypes import DTYPES, DType
 from ingot.formats.manifests import label
@@ -32,7 +33,7 @@ class DenseColumns:
 
     Parameters
     ----------
-    data : bytes
+    data : Buffer
         What was decoded.
     rows : mapping
         All tensors by name, in order; of these, ``simple`` tells which are meant.
@@ -48,7 +49,7 @@ class DenseColumns:
         By part: where its digest lies in ``data``, below 0 for none, and how long it is.
     """
 
-    data: bytes
+    data: Buffer
     rows: Mapping[str, int]
     simple: bytes
     shape: Column

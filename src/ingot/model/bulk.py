@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.core.checksums import Buffer
 from ingot.model.bytesource import ByteSource
 
 Numbers = NDArray[np.int64]
@@ -26,7 +27,7 @@ class Places(NamedTuple):
 class Digests(NamedTuple):
     """By row: where a part's digest lies as text in ``data``, below 0 for none, and how long it is."""
 
-    data: bytes
+    data: Buffer
     begins: Numbers
     lengths: Numbers
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ingot.core.columns import Array, chosen, numbers
 from ingot.core.dtypes import DTYPES
-from ingot.formats.dense_columns import DenseColumns, Flags, storage_types
 from ingot.core.spans import same, zeros
+from ingot.formats.dense_columns import DenseColumns, Flags, storage_types
 from ingot.formats.squizd.blocks import DTYPE_CODES, MOST, NPCL, npcl
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import Entries, EntryColumns
