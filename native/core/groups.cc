@@ -97,6 +97,7 @@ std::uint64_t Groups::head(std::string_view data) {
   std::string_view name;
   if (!in.text(name)) return 0;
   const bool goes_on = is_at_hand(name);
+  if (goes_on && heads_ == kMostHeads) throw Doubt{};  // before they take memory: each in turn is kept
   const std::size_t row = goes_on ? row_ : find(name);
   const std::size_t node = follow(goes_on ? node_ : 0, data.substr(in.taken()));
   if (node == 0) return 0;
@@ -111,6 +112,7 @@ std::uint64_t Groups::head(std::string_view data) {
     rows_.push_back(static_cast<std::int64_t>(row));
     starts_.push_back(static_cast<std::int64_t>(position_));
   }
+  heads_ = goes_on ? heads_ + 1 : 1;
   open_ = true;
   row_ = row;
   node_ = node;
@@ -127,7 +129,6 @@ void Groups::finish() {
     std::vector<std::size_t> kinds;
     for (std::size_t node = node_; node != 0; node = nodes_[node].before) kinds.push_back(nodes_[node].kind);
     for (std::size_t i = kinds.size(); i-- > 0;) members_.push_back(static_cast<std::int64_t>(kinds[i]));
-    if (kinds.size() > kMostHeads) throw Doubt{};
   }
   groups_.push_back(last.group);
 }

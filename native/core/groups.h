@@ -65,7 +65,7 @@ class Groups {
   std::vector<bool> seen_;  // by name
   table::Texts known_;      // names, once one did not come in turn
   bool open_ = false;       // a tensor is at hand: its name, and the heads that it has so far
-  std::size_t row_ = 0, node_ = 0;
+  std::size_t row_ = 0, node_ = 0, heads_ = 0;
   std::uint64_t position_;
   std::vector<Node> nodes_;  // the first stands for no heads
   std::map<std::pair<std::size_t, std::size_t>, std::size_t> behind_;  // by node and kind

@@ -159,12 +159,9 @@ def proves(text: str, data: Buffer) -> bool:
     prefix, _, value = text.partition(":")
     if prefix == "crc32c":
         value = value[2:] if value.startswith("0x") else ""
-    if len(value) != 2 * WIDTHS.get(prefix, 0) or not (value.isascii() and value.isalnum()):
+    if prefix not in _SYNTAX or len(value) != 2 * WIDTHS[prefix] or not _SYNTAX[prefix].match(text):
         return False
-    try:
-        stated = int(value, 16)
-    except ValueError:
-        return False
+    stated = int(value, 16)
     if prefix == "crc32c":
         return stated == native.crc32c(data, 0)
     return stated == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))

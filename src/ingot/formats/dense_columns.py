@@ -133,7 +133,9 @@ class DenseTensors:
         good[meant] = (bits[types] > 0) & (numbers(shape.third)[meant] * (bits[types] // 8) == lengths)
         if not good.any():
             return None
-        chosen_parts = slice(at.size) if (at == every).all() else np.where(good, at, 0)  # others have no number either
+        # Others have no number either, and perhaps no part: then the last of them has none to point to.
+        in_turn = len(columns.length) >= at.size and (at == every).all()
+        chosen_parts = slice(at.size) if in_turn else np.where(good, at, 0)
         by_row = partial(_of_rows, chosen_parts)
         found, kinds = kinds_of(
             by_row(columns.dtype.first), self._texts, numbers(shape.first), numbers(shape.second), good

@@ -28,6 +28,8 @@ def texts_of(piece: bytes) -> list[tuple[str, bool]]:
         "crc32c:0x+1234567",
         "crc32c:0x-0000001",
         "crc32c:" + crc[9:],
+        "md5:",
+        ":",
         "xxh3:0x12345678abcdef",
         "md5:00",
         "",
@@ -54,6 +56,18 @@ def test_digests_are_proven_as_one_by_one() -> None:
     wanted[::11] = [True] * len(wanted[::11])
     found = prove_each((DATA, np.array(starts), np.array(lengths)), b"".join(spelled), begins, sizes)
     assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize(("name", "before"), [("crc32c", "crc32c:0x"), ("sha256", "sha256:"), ("xxh3", "xxh3:")])
+def test_a_prefix_among_the_digits_is_no_digest(name: str, before: str) -> None:
+    """Python's ``int`` takes ``0x`` before digits of base 16: a digest that begins with zeros could be spelled so."""
+    pieces = (str(number).encode() for number in range(10_000))
+    piece = next(each for each in pieces if checksums.digest(name, each).startswith(before + "00"))
+    right = checksums.digest(name, piece)
+    for text, proven in ((right, True), (right.replace(before + "00", before + "0x"), False)):
+        assert checksums.proves(text, piece) == proven
+        data = np.frombuffer(piece, np.uint8), ints(0), ints(len(piece))
+        assert prove_each(data, text.encode(), ints(0), ints(len(text))).tolist() == [proven]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ingot.ops.check.findings import Finding
 from ingot.ops.check.verify import examine
 from ingot.ops.load import owned
 from ingot.ops.open import open_source
+from ingot.testing import zt
 
 RNG = np.random.default_rng(5)
 TYPES = [
@@ -244,6 +245,20 @@ def test_sizes_with_one_key_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None
     numbers, kinds = kinds_of(types, ["f32", "f16"], sizes, starts, np.array([True, True, True, False]))
     assert sorted(numbers.tolist()) == [-1, -1, -1, 0]
     assert kinds[0] == ("f32", (2, 3))
+
+
+def test_a_tensor_without_parts_may_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = {f"t{at}": zt.tensor(components={"data": zt.component(offset=64 * at)}) for at in (1, 2, 3)}
+    nothing = {"nothing": {"shape": (4,), "format": "other", "components": {}}}
+    path = tmp_path / "a.zt"
+    path.write_bytes(zt.zt_file(zt.manifest(dense | nothing), {64 * at: bytes([at]) * 16 for at in (1, 2, 3)}))
+    both(path, monkeypatch)
+    with ingot.open(path) as checkpoint:
+        bulk = checkpoint.many.bulk
+        assert bulk is not None
+        assert bulk.nbytes.size == len(checkpoint) == 4
+        loaded = owned.load_owned(checkpoint, list(dense))
+    assert [each.tobytes() for each in loaded.values()] == [bytes([at]) * 16 for at in (1, 2, 3)]
 
 
 def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:
