@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from ingot.core.checksums import prove_each
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.parallel import go_on
 from ingot.errors import IngotError
-from ingot.model.bulk import Bulk, Numbers, Places
+from ingot.model.bulk import Bulk, Numbers, Places, Shape
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.ranges import read_each
 from ingot.model.tensor import Array
@@ -62,8 +63,9 @@ def load(bulk: Bulk, names: Sequence[str]) -> list[Array | None]:
     try:
         data, (starts,) = _read(bulk, rows)
         proven = _proven(bulk, rows, data, starts).tolist()
-        forms = [(shape, numpy_dtype(dtype)) for dtype, shape in bulk.kinds]
-        arrays = [np.empty(*forms[number]) for number in bulk.numbers[rows].tolist()]
+        numbers = bulk.numbers[rows].tolist()
+        forms = {number: (shape, numpy_dtype(dtype)) for number, dtype, shape in _kinds(bulk, numbers)}
+        arrays = [np.empty(*forms[number]) for number in numbers]
         take_each(data, starts, arrays)
     except (IngotError, MemoryError):
         return found
@@ -81,14 +83,20 @@ def whole(bulk: Bulk, names: Sequence[str]) -> list[bool]:
             codec = CODECS[bulk.codec]
             if not isinstance(codec, ProvesMany):
                 return [False] * len(names)
-            sizes = np.array([int(np.prod(shape, dtype=np.int64)) for _, shape in bulk.kinds], np.int64)
+            numbers = bulk.numbers[rows].tolist()
+            sizes = {number: prod(shape) for number, _, shape in _kinds(bulk, numbers)}
             parts = zip(bulk.parts.items(), starts, strict=True)
             places = {role: Places(at, place.lengths[rows]) for (role, place), at in parts}
-            good &= codec.proves(data, places, sizes[bulk.numbers[rows]])
+            good &= codec.proves(data, places, np.array([sizes[number] for number in numbers], np.int64))
     except (IngotError, MemoryError):
         return [False] * len(names)
     found: list[bool] = good.tolist()
     return found
+
+
+def _kinds(bulk: Bulk, numbers: Iterable[int]) -> Iterator[tuple[int, str, Shape]]:
+    """Yield the kinds that have these numbers: a file may have as many as tensors."""
+    return ((number, *bulk.kinds[number]) for number in set(numbers))
 
 
 def _read(bulk: Bulk, rows: Numbers) -> tuple[Array, list[Numbers]]:

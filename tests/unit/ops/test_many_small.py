@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,22 @@ def test_a_tensor_without_parts_may_be_the_last(tmp_path: Path, monkeypatch: pyt
         assert bulk.nbytes.size == len(checkpoint) == 4
         loaded = owned.load_owned(checkpoint, list(dense))
     assert [each.tobytes() for each in loaded.values()] == [bytes([at]) * 16 for at in (1, 2, 3)]
+
+
+def test_of_kinds_only_those_of_the_group_are_looked_at(file: Path) -> None:
+    class Kinds(list[tuple[str, tuple[int, ...]]]):
+        def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+            raise AssertionError("a file may have as many kinds as tensors")
+
+    with ingot.open(file) as checkpoint:
+        bulk = checkpoint.many.bulk
+        assert bulk is not None
+        few = replace(bulk, kinds=Kinds(bulk.kinds))
+        group = next(item for item in engine.groups(bulk, checkpoint) if isinstance(item, list))
+        assert engine.whole(few, group) == engine.whole(bulk, group)
+        if file.suffix != ".wdelta":
+            pairs = zip(engine.load(few, group), engine.load(bulk, group), strict=True)
+            assert all(one is not None and other is not None and (one == other).all() for one, other in pairs)
 
 
 def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:
