@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
@@ -30,14 +31,16 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._pool = Workers(1, f"ingot-{name}")
         self._last = _DONE
+        self._submitting = threading.Lock()  # several threads feed: the last future is that of what waits last
 
     def feed(self, running: Hasher, data: Buffer) -> Future[None]:
         """Hash ``data`` when its turn comes; it may not change until the returned future is done."""
         if memoryview(data).nbytes <= _LITTLE and self._last.done():
             running.update(data)
             return _DONE
-        self._last = self._pool.submit(running.update, data)
-        return self._last
+        with self._submitting:
+            self._last = last = self._pool.submit(running.update, data)
+        return last
 
     def __enter__(self) -> Lane:
         return self
