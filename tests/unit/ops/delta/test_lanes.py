@@ -11,7 +11,7 @@ from ingot.engine.watch import Lane
 
 
 class Late:
-    """A pool of one thread that never runs; the first who submits is held up behind it until another has, or a while."""
+    """A pool of one thread that never runs; who submits first is held up until another has, or a while."""
 
     def __init__(self) -> None:
         self.submitted: list[Future[None]] = []
