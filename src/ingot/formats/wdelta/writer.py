@@ -128,9 +128,8 @@ class WdeltaWriter:
     def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
         """Write a whole tensor whose stored bytes are at hand."""
         ordered, views = _ordered(spec), {role: memoryview(data).cast("B") for role, data in parts.items()}
-        if [views[part.role].nbytes if part.role in views else -1 for part in ordered] != [
-            part.length for part in ordered
-        ] or (spec.nbytes or 0) > SMALL:
+        expected = {part.role: part.length for part in ordered}
+        if {role: view.nbytes for role, view in views.items()} != expected or (spec.nbytes or 0) > SMALL:
             return add_in_pieces(self, spec, parts)
         self._order.whole(spec.name)
         pieces: list[Buffer] = []

@@ -77,6 +77,18 @@ def test_parts_in_turns_give_the_same_file() -> None:
     assert data[-32:] == hashlib.sha256(data[:-32]).digest()
 
 
+@pytest.mark.parametrize("wrong", ["more", "another", "missing"])
+def test_a_whole_tensor_has_the_parts_of_its_spec(wrong: str) -> None:
+    target = MemoryTarget()
+    writer = FORMAT.writer(target, "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions())
+    spec, parts = ITEMS[0]
+    last, data = list(parts.items())[-1]
+    given = parts if wrong == "more" else {role: each for role, each in parts.items() if role != last}
+    with pytest.raises(UsageError) as caught:
+        writer.add(spec, given if wrong == "missing" else {**given, "stray": data})
+    assert caught.value.rule == ("writer.length" if wrong == "missing" else "writer.role")
+
+
 def test_the_digest_follows_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "_LEAST", 10)
     monkeypatch.setattr(digest, "_CHUNK", 333)
