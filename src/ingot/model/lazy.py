@@ -71,28 +71,38 @@ class Many(Mapping[str, T], Generic[T]):
         return sum(number * count(value) for value, number in zip(*self.counted(), strict=True))
 
 
-def as_many(values: Mapping[str, T]) -> Many[T]:
-    """Return a mapping as one that may not want its values made or kept."""
-    return values if isinstance(values, Many) else _Kept(values)
+class Made(Many[T]):
+    """Values that are made each time that they are asked for; none is kept. Parameters as of ``Lazy``."""
 
-
-class _Kept(Many[T]):
-    """Values that are there."""
-
-    def __init__(self, values: Mapping[str, T]) -> None:
-        self._values = values
+    def __init__(
+        self, names: Collection[str], make: Callable[[str], T], kind: Callable[[str], Hashable] | None = None
+    ) -> None:
+        self._names, self._make, self._kind = names, make, kind
 
     def __getitem__(self, name: str) -> T:
-        return self._values[name]
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def kind(self, name: str) -> Hashable:
+        return None if self._kind is None else self._kind(name)
 
 
-class Lazy(Many[T]):
+def as_many(values: Mapping[str, T]) -> Many[T]:
+    """Return a mapping as one that may not want its values made or kept."""
+    return values if isinstance(values, Many) else Made(values, values.__getitem__)
+
+
+class Lazy(Made[T]):
     """A read-only mapping whose values are made one at a time: each when it is first asked for, and only once.
 
     Parameters
@@ -117,7 +127,7 @@ class Lazy(Many[T]):
         bulk: Callable[[], Bulk | None] | None = None,
         brief: Callable[[str], T] | None = None,
     ) -> None:
-        self._names, self._make, self._kind = names, make, kind
+        super().__init__(names, make, kind)
         self._brief, self._find_bulk = brief or make, bulk
         self._bulk: Bulk | None = None
         self._made: dict[str, T] = {}
@@ -130,15 +140,6 @@ class Lazy(Many[T]):
             raise KeyError(name)
         return self._made.setdefault(name, self._brief(name))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
     @property
     def bulk(self) -> Bulk | None:
         find = self._find_bulk
@@ -146,9 +147,6 @@ class Lazy(Many[T]):
             self._bulk = find()
             self._find_bulk = None
         return self._bulk
-
-    def kind(self, name: str) -> Hashable:
-        return None if self._kind is None else self._kind(name)
 
     def passing(self, name: str) -> T:
         made = self._made.get(name)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.codecs.delta.base import DELTAS, delta_codec, fits
@@ -16,8 +16,12 @@ from ingot.engine.route import Layer, Route, is_opaque
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint, many_of
 from ingot.model.delta import KEY, DeltaInfo, delta_of
-from ingot.model.lazy import Many, as_many
+from ingot.model.lazy import Made, Many, as_many
 from ingot.model.tensor import Tensor
+
+Routes = Many[Route]
+"""The tensors of a stage, each made when it is asked for, none kept. Of one kind are those that lead by the same stages
+from and through what differs in names and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +56,6 @@ def link_of(checkpoint: Checkpoint) -> Link:
     return Link(checkpoint, info)
 
 
-class Routes(Many[Route]):
-    """The tensors of a stage, each made when it is asked for; none is kept."""
-
-    def __init__(self, names: Collection[str], make: Callable[[str], Route], kind: Callable[[str], Hashable]) -> None:
-        self._names, self._make, self._kind = names, make, kind
-
-    def __getitem__(self, name: str) -> Route:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def kind(self, name: str) -> Hashable:
-        """Return what routes share that lead by the same stages, from and through what differs in names and bytes."""
-        return self._kind(name)
-
-
 def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """Return stage 0.
 
@@ -84,7 +63,7 @@ def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """
     require_decoders(base)
     tensors = many_of(base)
-    return Routes(tensors, lambda name: Route(tensors.passing(name), 0), tensors.kind)
+    return Made(tensors, lambda name: Route(tensors.passing(name), 0), tensors.kind)
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
@@ -156,11 +135,11 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
     if info.base.content is None:  # other identities cover the delta's tensors only
         removed = set(info.removed)
         rest = [name for name in rest if name not in removed]
-        return Routes(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make, kind)
+        return Made(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make, kind)
     wrong = set(rest) ^ set(info.removed)
     if wrong:
         raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
-    return Routes(info.tensors, make, kind)
+    return Made(info.tensors, make, kind)
 
 
 def _op(info: DeltaInfo, name: str) -> str | None:

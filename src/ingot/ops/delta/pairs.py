@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -11,7 +11,7 @@ from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.engine.cluster.pool import Pool
 from ingot.model.checkpoint import many_of
-from ingot.model.lazy import Many
+from ingot.model.lazy import Made, Many
 from ingot.model.tensor import Tensor
 from ingot.ops.cluster.spread import Inquiry, Opened, Wanted, spread
 from ingot.ops.identity import tensor_digest
@@ -47,54 +47,30 @@ class Both:
         return sum(tensor.nbytes for tensor in (self.base, self.tuned) if tensor is not None)
 
 
-class Pairs(Many[Both]):
+class Pairs(Made[Both]):
     """All tensors by their names: the fine-tune's, then those that only the base has. None is kept."""
 
     def __init__(self, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> None:
         self._base, self._tuned = many_of(base), many_of(tuned)
         more = [name for name in self._base if name not in self._tuned]
-        self._names: Collection[str] = dict.fromkeys((*self._tuned, *more)) if more else self._tuned
-
-    def __getitem__(self, name: str) -> Both:
-        if name not in self._names:
-            raise KeyError(name)
-        return Both(_passing(self._base, name), _passing(self._tuned, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def kind(self, name: str) -> Hashable:
-        kinds = [side.kind(name) for side in (self._base, self._tuned) if name in side]
-        return (name in self._base, *kinds) if None not in kinds else None
+        names = dict.fromkeys((*self._tuned, *more)) if more else self._tuned
+        super().__init__(names, self._pair, self._pairs_kind)
 
     @property
     def tensors(self) -> Many[tuple[Tensor, Tensor]]:
         """Those that both have."""
-        return _Tensors(self)
+        return Made(self, lambda name: self[name].pair)
 
     def tuned_dtype(self, name: str) -> str:
         """Return the element type of a tensor of the fine-tune."""
         return self._tuned.passing(name).dtype
 
+    def _pair(self, name: str) -> Both:
+        return Both(_passing(self._base, name), _passing(self._tuned, name))
 
-class _Tensors(Many[tuple[Tensor, Tensor]]):
-    def __init__(self, pairs: Pairs) -> None:
-        self._pairs = pairs
-
-    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
-        return self._pairs[name].pair
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pairs)
-
-    def __len__(self) -> int:
-        return len(self._pairs)
+    def _pairs_kind(self, name: str) -> Hashable:
+        kinds = [side.kind(name) for side in (self._base, self._tuned) if name in side]
+        return (name in self._base, *kinds) if None not in kinds else None
 
 
 def _passing(tensors: Many[Tensor], name: str) -> Tensor | None:

@@ -23,7 +23,7 @@ from ingot.engine.route import Patch, Route
 from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
 from ingot.engine.work import Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.lazy import Many
+from ingot.model.lazy import Made, Many
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.chain import Link, Routes
 from ingot.ops.delta.observe import PARENT
@@ -96,7 +96,7 @@ class Proof(Observer):
         if stage:
             self._orders[stage] = sorted(names)
         else:
-            orders = parent_orders(_Origins(self._stages[0]), names)
+            orders = parent_orders(_origins(self._stages[0]), names)
             self._orders[stage] = orders.get("shards", orders["sorted"])
         return self._orders[stage]
 
@@ -212,7 +212,7 @@ class Proof(Observer):
         """Whether the base has this parent hash in one of the other orders that its tool has hashed in."""
         if stage:
             return False
-        base = _Origins(self._stages[0])
+        base = _origins(self._stages[0])
         return matching_order(base, list(self._links[0].checkpoint), expected) is not None
 
     def _wrong(self, stage: int, expected: str, found: str) -> IntegrityError:
@@ -225,23 +225,9 @@ class Proof(Observer):
         )
 
 
-class _Origins(Many[Tensor]):
-    """What routes begin with."""
-
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._routes[name].origin
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._routes)
-
-    def __len__(self) -> int:
-        return len(self._routes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._routes
+def _origins(routes: Routes) -> Many[Tensor]:
+    """Return what routes begin with."""
+    return Made(routes, lambda name: routes[name].origin)
 
 
 def _digest(route: Route) -> str:

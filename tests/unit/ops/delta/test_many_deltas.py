@@ -16,8 +16,8 @@ from ingot.errors import IngotError
 from ingot.formats.many import add_in_pieces
 from ingot.formats.wdelta.writer import WdeltaWriter
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity, delta_of
-from ingot.ops.delta.chain import Routes
-from ingot.ops.delta.pairs import Pairs, pairs_of
+from ingot.model.lazy import Made
+from ingot.ops.delta.pairs import pairs_of
 
 KINDS = (("weight", (4, 6), np.float16), ("scale", (5,), np.float32), ("bias", (4,), np.float16))
 CASES = [("x.wdelta", "sparse"), ("x.wdelta", "quantized"), ("x.wdelta", "int4"), ("x.zt", "exact")]
@@ -40,8 +40,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def one_by_one(patch: pytest.MonkeyPatch) -> None:
     """Plan each tensor by itself, do it piece by piece, write it in pieces."""
-    for kind in (Pairs, Routes):
-        patch.setattr(kind, "kind", lambda self, name: None)
+    patch.setattr(Made, "kind", lambda self, name: None)
     for step in (Diff, Patch):
         patch.setattr(step, "at_once", lambda self, shape, watches, measured: None)
     patch.setattr(WdeltaWriter, "add", add_in_pieces)
