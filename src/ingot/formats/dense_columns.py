@@ -14,7 +14,7 @@ from ingot.core.checksums import Buffer
 from ingot.core.columns import Array, Column, chosen, numbers
 from ingot.core.dtypes import DTYPES, DType
 from ingot.formats.manifests import label
-from ingot.model.bulk import Bulk, Digests, Places, Shape, kinds_of
+from ingot.model.bulk import Bulk, Digests, Places, Shape, number_kinds
 from ingot.model.bytesource import ByteSource
 from ingot.model.late_parts import LateParts
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -61,6 +61,24 @@ class DenseColumns:
     begins: memoryview | None = None
     sizes: memoryview | None = None
 
+    @classmethod
+    def of_parts(
+        cls,
+        head: tuple[Buffer, Mapping[str, int], Column],
+        parts: memoryview,
+        simple: Flags,
+        columns: tuple[Column, memoryview, memoryview, Column],
+    ) -> DenseColumns:
+        """Return those of a manifest that states parts.
+
+        ``head`` is what was decoded, ``rows`` and ``shape``; ``parts`` has by row the first part, and the end;
+        ``columns`` are of parts: storage types, offsets, lengths, digests that were left where they lie.
+        """
+        data, rows, shape = head
+        dtype, offset, length, digest = columns
+        types, flags = storage_types(dtype), simple.tobytes()
+        return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
+
     def kind(self, name: str) -> Hashable:
         """Return what tells the kinds of such tensors (``Many.kind``), and None of others."""
         row = self.rows[name]
@@ -104,19 +122,14 @@ class DenseTensors:
         """Return all tensors of a file; ``closely`` makes those that are no such ones."""
         columns = self._columns
 
-        def make(name: str) -> Tensor:
+        def made(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:
             row = columns.rows[name]
             if closely is not None and not columns.simple[row]:
                 return closely(name)
-            return self._tensor(name, row, self._parts(name, row))
+            return self._tensor(name, row, parts_of(name, row))
 
-        def brief(name: str) -> Tensor:
-            row = columns.rows[name]
-            if closely is not None and not columns.simple[row]:
-                return closely(name)
-            return self._tensor(name, row, LateParts(_ROLES, self._parts, name, row))
-
-        return Lazy(names, make, columns.kind, self.bulk, brief)
+        late = partial(LateParts, _ROLES, self._parts)
+        return Lazy(names, partial(made, parts_of=self._parts), columns.kind, self.bulk, partial(made, parts_of=late))
 
     def bulk(self) -> Bulk | None:
         """Return where those of them lie that are read together (``Many.bulk``)."""
@@ -137,7 +150,7 @@ class DenseTensors:
         in_turn = len(columns.length) >= at.size and (at == every).all()
         chosen_parts = slice(at.size) if in_turn else np.where(good, at, 0)
         by_row = partial(_of_rows, chosen_parts)
-        found, kinds = kinds_of(
+        found, kinds = number_kinds(
             by_row(columns.dtype.first), self._texts, numbers(shape.first), numbers(shape.second), good
         )
         digests = None

@@ -13,7 +13,7 @@ from ingot.core.chunk_digests import StatedChunks
 from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense, storage_types
+from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense
 from ingot.formats.manifests import has_maps
 from ingot.formats.zt.manifest import Component, Manifest, Object, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
@@ -86,19 +86,8 @@ class Columns:
         parts, starts = self.parts, self.components.first
         absent = parts.type, parts.uncompressed, parts.encoding, parts.chunks
         simple = plain_dense(self.format, self.attributes, starts, *absent)
-        return DenseColumns(
-            self.data,
-            self.rows,
-            simple.tobytes(),
-            self.shape,
-            starts,
-            parts.dtype,
-            storage_types(parts.dtype),
-            parts.offset.first,
-            parts.length.first,
-            parts.digest.first,
-            parts.digest.second,
-        )
+        columns = parts.dtype, parts.offset.first, parts.length.first, parts.digest
+        return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
         """Return the names of the objects that may break a rule of ``check_object``; no other does."""

@@ -26,7 +26,7 @@ from ingot.core.columns import (
 )
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense, storage_types
+from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense
 from ingot.formats.manifests import has_maps
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, parse
 from ingot.formats.zt2.types import ITEM_BYTES, KNOWN, storage_of
@@ -82,19 +82,8 @@ class Columns:
         parts, starts = self.parts, self.roles.first
         absent = parts.type, parts.shard, parts.encoding, parts.decoded
         simple = plain_dense(self.layout, self.attributes, starts, *absent)
-        return DenseColumns(
-            self.data,
-            self.rows,
-            simple.tobytes(),
-            self.shape,
-            starts,
-            parts.dtype,
-            storage_types(parts.dtype),
-            parts.blob.first,
-            parts.blob.second,
-            parts.digest.first,
-            parts.digest.second,
-        )
+        columns = parts.dtype, parts.blob.first, parts.blob.second, parts.digest
+        return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
         """Return the names of the objects that may break a rule of ``check_object``; no other does."""
