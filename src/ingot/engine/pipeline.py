@@ -162,8 +162,8 @@ class End:
     running: Running
 
 
-class _AtOnce(Running):
-    """A step of which everything was read at once."""
+class _AllRead(Running):
+    """A step of which everything was read at once, and nothing noted."""
 
     def __init__(self) -> None:
         super().__init__(Chunking(0, 1, 1, 0))
@@ -172,7 +172,7 @@ class _AtOnce(Running):
         return iter(())
 
 
-_AT_ONCE = _AtOnce()
+_ALL_READ = _AllRead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class Pipeline:
                 return
             made = step.at_once(shape, watches, measured=self._measured)
             if made is not None:
-                self._batch.events.append(Whole(step, made.parts, shape.cost, made.running or _AT_ONCE, made.error))
+                self._batch.events.append(Whole(step, made.parts, shape.cost, made.running or _ALL_READ, made.error))
                 self._batch.cost += shape.cost
                 if self._batch.is_full:
                     yield

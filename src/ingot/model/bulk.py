@@ -102,7 +102,7 @@ class Bulk:
         return [chosen[at] for at in first[meant].tolist()], counts[meant].tolist(), others
 
 
-def kinds_of(
+def number_kinds(
     types: Numbers, names: Sequence[str], sizes: Numbers, starts: Numbers, meant: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], list[tuple[str, Shape]]]:
     """Return the number of each tensor's kind, -1 for tensors that are not meant, and the kinds.

@@ -19,7 +19,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.engine import bulk as engine
 from ingot.errors import IngotError
 from ingot.model import bulk as model
-from ingot.model.bulk import kinds_of
+from ingot.model.bulk import number_kinds
 from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Many
 from ingot.model.tensor import Tensor
@@ -238,12 +238,12 @@ def test_kinds_are_counted_as_one_by_one(file: Path) -> None:
 def test_sizes_with_one_key_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, starts = np.array([2, 3, 3, 2, 2, 3, 6]), np.array([0, 2, 4, 6, 7])
     types, meant = np.array([0, 0, 1, 0]), np.ones(4, bool)
-    numbers, kinds = kinds_of(types, ["f32", "f16"], sizes, starts, meant)
+    numbers, kinds = number_kinds(types, ["f32", "f16"], sizes, starts, meant)
     assert [kinds[number] for number in numbers.tolist()] == [
         ("f32", (2, 3)), ("f32", (3, 2)), ("f16", (2, 3)), ("f32", (6,))
     ]  # fmt: skip
     monkeypatch.setattr(model, "_FACTOR", 0)  # now all have the same
-    numbers, kinds = kinds_of(types, ["f32", "f16"], sizes, starts, np.array([True, True, True, False]))
+    numbers, kinds = number_kinds(types, ["f32", "f16"], sizes, starts, np.array([True, True, True, False]))
     assert sorted(numbers.tolist()) == [-1, -1, -1, 0]
     assert kinds[0] == ("f32", (2, 3))
 

@@ -9,11 +9,11 @@ import numpy as np
 from ingot.core.columns import Array, numbers
 from ingot.formats.wdelta.entries import EntryColumns
 from ingot.formats.wdelta.layout import STRATEGIES
-from ingot.model.bulk import Bulk, Places, kinds_of
+from ingot.model.bulk import Bulk, Places, number_kinds
 from ingot.model.bytesource import ByteSource
 from ingot.model.ranges import is_distant
 
-FIELDS = tuple(STRATEGIES["sparse"].fields)
+SPARSE_FIELDS = tuple(STRATEGIES["sparse"].fields)
 _NAMES = tuple(STRATEGIES)
 _LONGEST = 32  # digits of a number that many entries state
 
@@ -21,7 +21,7 @@ _LONGEST = 32  # digits of a number that many entries state
 def sparse_bulk(source: ByteSource, entries: EntryColumns, places: Mapping[str, Places]) -> Bulk | None:
     """Return where these tensors lie, whose entries and records break no rule; None without any.
 
-    ``places`` has by entry where each of ``FIELDS`` lies, and anything for entries of other strategies.
+    ``places`` has by entry where each of ``SPARSE_FIELDS`` lies, and anything for entries of other strategies.
     """
     sparsity, count = _sparsities(entries)
     meant = (entries.kinds == _NAMES.index("sparse")) & (sparsity >= 0)
@@ -31,8 +31,8 @@ def sparse_bulk(source: ByteSource, entries: EntryColumns, places: Mapping[str, 
     alike = places["values"].lengths * (count + 1) + sparsity
     differ, types = np.unique(np.where(meant, alike, 0), return_inverse=True)
     sizes, starts = numbers(entries.shape.first), numbers(entries.shape.second)
-    found, kinds = kinds_of(types, ["f32"] * differ.size, sizes, starts, meant)
-    parts = {name: places[name] for name in FIELDS}
+    found, kinds = number_kinds(types, ["f32"] * differ.size, sizes, starts, meant)
+    parts = {name: places[name] for name in SPARSE_FIELDS}
     return Bulk(STRATEGIES["sparse"].codec, source, entries.rows, found, kinds, parts, None, verify=True)
 
 

@@ -9,12 +9,21 @@ from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.wdelta.bulk import FIELDS, sparse_bulk
+from ingot.formats.wdelta.bulk import SPARSE_FIELDS, sparse_bulk
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header, parse
-from ingot.formats.wdelta.layout import DIGEST, MAGIC, MAX_HEADER, PREFIX, STRATEGIES, VERSIONS, Span, unpack_prefix
-from ingot.formats.wdelta.layout import FIELDS as _FIELDS
+from ingot.formats.wdelta.layout import (
+    DIGEST,
+    FIELDS,
+    MAGIC,
+    MAX_HEADER,
+    PREFIX,
+    STRATEGIES,
+    VERSIONS,
+    Span,
+    unpack_prefix,
+)
 from ingot.formats.wdelta.records import Located
 from ingot.formats.wdelta.walk import Spans, walk
 from ingot.model.bytesource import ByteSource
@@ -97,17 +106,17 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
         stated = b"" if at is None else bytes(columns.data[at])
         if stated not in params:
             params[stated] = columns.entry(row).params()
-        parts = LateParts(FIELDS, parts_of, name, row)
+        parts = LateParts(SPARSE_FIELDS, parts_of, name, row)
         return Tensor(name, shapes.setdefault(shape, shape), "f32", _SPARSE.codec, parts, params[stated])
 
-    return Lazy(spans, make, kind, lambda: sparse_bulk(source, columns, spans.places(FIELDS)), brief)
+    return Lazy(spans, make, kind, lambda: sparse_bulk(source, columns, spans.places(SPARSE_FIELDS)), brief)
 
 
 def _parts(source: ByteSource, spans: Mapping[str, Span], where: str) -> dict[str, Part]:
     """Return a tensor's parts, in the order in which they are written."""
     return {
         field: Part(span.dtype, span.length, source, span.offset, where=f"{where}: {field}")
-        for field in _FIELDS
+        for field in FIELDS
         if (span := spans.get(field)) is not None
     }
 
