@@ -24,7 +24,7 @@ struct Planes {
   void join(std::size_t start, std::size_t stop) const {
     const Byte* from[8];
     alignas(kLine) Byte piece[kPiece];
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
     if (width == 2) {
       const Byte* const two[] = {at[0] + start, at[1] + start};
       if (past_caches) return join_in_two<true>(two, stop - start, out + 2 * start);
@@ -44,9 +44,10 @@ struct Planes {
     }
   }
 
-  // How far to join now that the elements before `stop` can be: up to a whole number of kLine elements in memory.
+  // How far to join now that the elements before `stop` can be: up to a whole number of kLine elements in memory. Asked for every
+  // stream of every batch, where a division would be felt.
   std::size_t whole_lines(std::size_t start, std::size_t stop) const {
-    const std::size_t over = reinterpret_cast<std::uintptr_t>(out + stop * width) / width % kLine;
+    const std::size_t over = (reinterpret_cast<std::uintptr_t>(out + stop * width) >> std::countr_zero(width)) % kLine;
     return stop - start < over ? start : stop - over;
   }
 

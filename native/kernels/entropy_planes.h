@@ -100,28 +100,52 @@ inline void join_values(const Byte* const* planes, std::size_t width, std::size_
   return join<std::uint64_t>(planes, n, out);
 }
 
+#if defined(__AVX2__)
 #if defined(__AVX512BW__)
-// Both planes of two bytes, 64 elements at a time. With `kPast` results go past the caches.
+// Bytes of a register, in an order in which interleaving with another's by halves of 16 bytes gives pairs in order.
+struct PairLanes {
+  using Lanes = __m512i;
+  static Lanes spread(const Byte* from) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), _mm512_loadu_si512(from));
+  }
+  static Lanes first(Lanes low, Lanes high) { return _mm512_unpacklo_epi8(low, high); }
+  static Lanes second(Lanes low, Lanes high) { return _mm512_unpackhi_epi8(low, high); }
+  static Lanes rotated_right(Lanes words) { return _mm512_or_si512(_mm512_srli_epi16(words, 1), _mm512_slli_epi16(words, 15)); }
+  static void store(Byte* to, Lanes words) { _mm512_storeu_si512(to, words); }
+  static void stream(Byte* to, Lanes words) { _mm512_stream_si512(reinterpret_cast<__m512i*>(to), words); }
+};
+#else
+struct PairLanes {
+  using Lanes = __m256i;
+  static Lanes spread(const Byte* from) {
+    return _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), 0xd8);
+  }
+  static Lanes first(Lanes low, Lanes high) { return _mm256_unpacklo_epi8(low, high); }
+  static Lanes second(Lanes low, Lanes high) { return _mm256_unpackhi_epi8(low, high); }
+  static Lanes rotated_right(Lanes words) { return _mm256_or_si256(_mm256_srli_epi16(words, 1), _mm256_slli_epi16(words, 15)); }
+  static void store(Byte* to, Lanes words) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words); }
+  static void stream(Byte* to, Lanes words) { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), words); }
+};
+#endif
+
+// Both planes of two bytes, a register of elements at a time. With `kPast` results go past the caches.
 template <bool kPast>
 inline void join_in_two(const Byte* const* planes, std::size_t n, Byte* out) {
-  constexpr std::size_t line = 64, turn = 64;
+  using Lanes = PairLanes::Lanes;
+  constexpr std::size_t line = 64, turn = sizeof(Lanes);
   const std::size_t head = least(n, kPast ? (line - reinterpret_cast<std::uintptr_t>(out) % line) % line / 2 : 0);
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that halves of 16 bytes lie side by side
-  const auto put = [](Byte* to, __m512i both) {
-    const __m512i word = _mm512_or_si512(_mm512_srli_epi16(both, 1), _mm512_slli_epi16(both, 15));
+  const auto put = [](Byte* to, Lanes words) {
     if constexpr (kPast)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), word);
+      PairLanes::stream(to, PairLanes::rotated_right(words));
     else
-      _mm512_storeu_si512(to, word);
+      PairLanes::store(to, PairLanes::rotated_right(words));
   };
   join<std::uint16_t>(planes, head, out);
   std::size_t i = head;
   for (; i + turn <= n; i += turn) {
-    const __m512i high = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(planes[0] + i));
-    const __m512i low = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(planes[1] + i));
-    const __m512i one = _mm512_unpacklo_epi8(low, high), two = _mm512_unpackhi_epi8(low, high);
-    put(out + 2 * i, one);
-    put(out + 2 * i + line, two);
+    const Lanes high = PairLanes::spread(planes[0] + i), low = PairLanes::spread(planes[1] + i);
+    put(out + 2 * i, PairLanes::first(low, high));
+    put(out + 2 * i + turn, PairLanes::second(low, high));
   }
   const Byte* const rest[] = {planes[0] + i, planes[1] + i};
   join<std::uint16_t>(rest, n - i, out + 2 * i);
