@@ -1,5 +1,7 @@
 #include "core/palette.h"
 
+#include <nanobind/stl/pair.h>
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -7,7 +9,9 @@
 #include "bind/arrays.h"
 #include "core/dispatch.h"
 #include "core/kmeans1d.h"
+#include "core/palette_means.h"
 #include "kernels/palette_cells.h"
+#include "kernels/palette_near.h"
 
 namespace {
 
@@ -158,7 +162,7 @@ void spread(const Points32& points, const InDoubles& draws, const Out<std::uint6
   require(k >= 1 && draws.size() == k - 1 && chosen.data()[0] < n, "expected a draw for every point but the first");
   const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
   nb::gil_scoped_release release;
-  const auto scratch = std::make_unique_for_overwrite<double[]>((2 + size / 2) * n);
+  const auto scratch = std::make_unique_for_overwrite<double[]>((3 + size / 2) * n + 1);  // doubles, and floats
   INGOT_KERNEL(palette_spread)(at, draws.data(), k, chosen.data(), scratch.get());
 }
 
@@ -210,6 +214,54 @@ void step(const In<float>& columns, const Ids& starts, const In<float>& boxes, s
   const ingot::PaletteSteps to{codes.data(), owners.data(), sums.data(), counts.data()};
   nb::gil_scoped_release release;
   INGOT_KERNEL(palette_step)(at, first, end, centroids.data(), k, to);
+}
+
+// Points, as many codes and slacks, and what is found for each of `k` centroids.
+ingot::PaletteSlacks slacks_of(const Points32& points, const Points32& centroids, const OutBytes& codes, const Out<float>& slacks,
+                               const Doubles& sums, const Doubles& counts) {
+  const std::size_t size = points.shape(1), k = centroids.shape(0), n = points.shape(0);
+  require((size == 2 || size == 4) && centroids.shape(1) == size, "expected points of 2 or 4 numbers, and centroids alike");
+  require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
+  require(codes.size() == n && slacks.size() == n, "expected a code and a slack per point");
+  return {codes.data(), slacks.data(), sums.data(), counts.data()};
+}
+
+double guess(const Points32& points, const Points32& centroids, const OutBytes& codes, const Out<float>& slacks,
+             const Doubles& sums, const Doubles& counts) {
+  const auto found = slacks_of(points, centroids, codes, slacks, sums, counts);
+  nb::gil_scoped_release release;
+  return INGOT_KERNEL(palette_guess)({points.data(), points.shape(0), static_cast<int>(points.shape(1))}, centroids.data(),
+                                     centroids.shape(0), found);
+}
+
+void reach(const std::optional<Points32>& before, const Points32& after, const Out<float>& to, const Out<float>& lost) {
+  const std::size_t k = after.shape(0), size = after.shape(1);
+  require((size == 2 || size == 4) && k >= 1 && k <= 256, "expected 1 to 256 centroids of 2 or 4 numbers");
+  require(!before || (before->shape(0) == k && before->shape(1) == size), "expected as many centroids before");
+  require(to.size() == k && lost.size() == k, "expected two numbers per centroid");
+  INGOT_KERNEL(palette_reach)(before ? before->data() : nullptr, after.data(), k, static_cast<int>(size), to.data(), lost.data());
+}
+
+void near(const Points32& points, const Points32& centroids, const In<float>& reach, const In<float>& lost,
+          const OutBytes& codes, const Out<float>& slacks, const Doubles& sums, const Doubles& counts) {
+  const auto found = slacks_of(points, centroids, codes, slacks, sums, counts);
+  const std::size_t k = centroids.shape(0);
+  require(reach.size() == k && lost.size() == k, "expected two numbers per centroid");
+  std::uint8_t most = 0;
+  for (std::size_t i = 0; i < codes.size(); ++i) most = std::max(most, codes.data()[i]);
+  require(most < k, "expected codes of centroids");
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(palette_near)({points.data(), points.shape(0), static_cast<int>(points.shape(1))},
+                             {centroids.data(), k, reach.data(), lost.data()}, found);
+}
+
+std::pair<double, double> means(const Doubles& totals, const Points32& centroids, double squares, std::size_t n, const Out<float>& after) {
+  const std::size_t k = centroids.shape(0), size = centroids.shape(1);
+  require(k >= 1 && k <= 256 && size >= 1 && size <= 4, "expected 1 to 256 centroids of up to 4 numbers");
+  require(after.size() == k * size && totals.size() % (k * (size + 1)) == 0, "expected sums and numbers, and room, for each");
+  const ingot::PaletteTotals found{totals.data(), totals.size() / (k * (size + 1)), k, size};
+  const ingot::PaletteError error = ingot::palette_means(found, centroids.data(), squares, n, after.data());
+  return {error.low, error.high};
 }
 
 // Elements of `width` bytes and the mask that covers them.
@@ -279,6 +331,16 @@ void bind_palette(nb::module_& m) {
   define(m, "palette_step", &step, array("columns"), array("starts"), array("boxes"), nb::arg("first"), nb::arg("end"),
         array("centroids"), array("codes"), array("owners"), array("sums"), array("counts"),
         "The nearest centroid of each point in some parts: codes, owners of cells, sums and counts change.");
+  define(m, "palette_guess", &guess, array("points"), array("centroids"), array("codes"), array("slacks"), array("sums"),
+        array("counts"),
+        "A centroid for each point that is near it as a rule; adds to sums and counts; returns the sum of all squares.");
+  define(m, "palette_reach", &reach, maybe("before"), array("after"), array("reach"), array("lost"),
+        "How far centroids reach, or, where they moved, what slacks of their points lost.");
+  define(m, "palette_near", &near, array("points"), array("centroids"), array("reach"), array("lost"), array("codes"),
+        array("slacks"), array("sums"), array("counts"),
+        "The nearest centroid of each point: codes, slacks, sums and counts change.");
+  define(m, "palette_means", &means, array("totals"), array("centroids"), nb::arg("squares"), nb::arg("n"), array("after"),
+        "Move centroids to the means of their points; returns two numbers between which the squared error before lies.");
   define(m, "mask_count", &mask_count, array("mask"), nb::arg("n"), "How many of the first n bits are set.");
   define(m, "mask_expand", &mask_expand, array("mask"), array("values"), array("out"), "Place values where the mask has a bit, 0 elsewhere.");
   define(m, "mask_clear", &mask_clear, array("mask"), array("out"), "Put 0 where the mask has no bit.");

@@ -1,25 +1,28 @@
 // Points to begin with, each drawn by its squared distance from those before (k-means++; spec/palette.md, "Vectors"). Which one is
 // drawn is said by sums of distances from the first point on, each rounded: a chain. Sums in any order differ from these by less
-// than is known, and as a rule that leaves one point; the chain is gone through where it does not.
+// than is known, and as a rule that leaves one point; the chain is gone through where it does not. Distances in f32 tell first which
+// points have come nearer, fewer with every draw, and sums of others stay.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
 #include "core/palette.h"
+#include "kernels/float_vectors.h"
 #include "kernels/kernels.h"
-#include "kernels/vectors.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kLanes = kVectorBytes / sizeof(double), kBlock = 512;
+constexpr std::size_t kLanes = kVectorBytes / sizeof(double), kBlock = 64;
 using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
 
 // What is known of each point.
 struct Scratch {
   double* distance;  // the least squared one
   double* upto;      // sums, one after the other
+  double* blocks;    // sums of kBlock distances each
   float* columns;    // the points' numbers, [size, n]
+  float* limits;     // a point whose squared distance in f32 is above has come no nearer
 };
 
 template <int kSize>
@@ -27,17 +30,18 @@ class Draw {
  public:
   Draw(const PalettePoints& at, const Scratch& to) : at_(at), to_(to) {
     std::fill(to_.distance, to_.distance + at.n, std::numeric_limits<double>::infinity());
+    std::fill(to_.limits, to_.limits + at.n, std::numeric_limits<float>::infinity());
     for (std::size_t i = 0; i < at.n; ++i)
       for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * at.n + i] = at.points[i * kNumbers + v];
   }
 
   std::size_t next(std::size_t last, double draw) {
     for (std::size_t v = 0; v < kNumbers; ++v) centre_[v] = static_cast<double>(at_.points[last * kNumbers + v]);
+    for (std::size_t v = 0; v < kNumbers; ++v) narrow_[v] = all(at_.points[last * kNumbers + v]);
     double total = 0;
     for (std::size_t i = 0; i < at_.n; i += kBlock) {
-      // Blocks' sums lie where sums will, if they are wanted.
-      to_.upto[i / kBlock] = come_nearer(i, std::min(at_.n, i + kBlock));
-      total += to_.upto[i / kBlock];
+      come_nearer(i, std::min(at_.n, i + kBlock));
+      total += to_.blocks[i / kBlock];
     }
     const std::size_t found = look(total, draw);
     return found < at_.n ? found : look_one_by_one(draw);
@@ -46,24 +50,22 @@ class Draw {
  private:
   static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
 
-  // Lowers the distances of some points; returns the sum of all of these.
-  double come_nearer(std::size_t first, std::size_t end) {
-    Doubles some{};
+  // Lowers the distances of some points, and adds all of these up if any is another.
+  void come_nearer(std::size_t first, std::size_t end) {
+    bool any = false;
     std::size_t i = first;
-    for (; i + kLanes <= end; i += kLanes) {
-      Doubles squares{}, least;
+    for (; i + kWidth <= end; i += kWidth) {
+      Floats squares{};
       for (std::size_t v = 0; v < kNumbers; ++v) {
-        Narrow few;
-        std::memcpy(&few, to_.columns + v * at_.n + i, sizeof few);
-        const Doubles away = __builtin_convertvector(few, Doubles) - centre_[v];
+        const Floats away = load_floats(to_.columns + v * at_.n + i) - narrow_[v];
         squares = v ? squares + away * away : away * away;
       }
-      std::memcpy(&least, to_.distance + i, sizeof least);
-      least = squares < least ? squares : least;
-      std::memcpy(to_.distance + i, &least, sizeof least);
-      some += least;
+      if (!none_above(squares, load_floats(to_.limits + i))) continue;
+      any = true;
+      lower(i);
+      lower(i + kLanes);
     }
-    double sum = 0;
+    if (!any && i == end) return;
     for (; i < end; ++i) {
       double squares = 0;
       for (std::size_t v = 0; v < kNumbers; ++v) {
@@ -71,10 +73,33 @@ class Draw {
         squares += away * away;
       }
       to_.distance[i] = squares < to_.distance[i] ? squares : to_.distance[i];
-      sum += to_.distance[i];
     }
+    Doubles some{};
+    double sum = 0;
+    for (i = first; i + kLanes <= end; i += kLanes) {
+      Doubles few;
+      std::memcpy(&few, to_.distance + i, sizeof few);
+      some += few;
+    }
+    for (; i < end; ++i) sum += to_.distance[i];
     for (std::size_t lane = 0; lane < kLanes; ++lane) sum += some[lane];
-    return sum;
+    to_.blocks[first / kBlock] = sum;
+  }
+
+  void lower(std::size_t i) {
+    Doubles squares{}, least;
+    for (std::size_t v = 0; v < kNumbers; ++v) {
+      Narrow few;
+      std::memcpy(&few, to_.columns + v * at_.n + i, sizeof few);
+      const Doubles away = __builtin_convertvector(few, Doubles) - centre_[v];
+      squares = v ? squares + away * away : away * away;
+    }
+    std::memcpy(&least, to_.distance + i, sizeof least);
+    least = squares < least ? squares : least;
+    std::memcpy(to_.distance + i, &least, sizeof least);
+    // Squared distances in f32 are wrong by less than 5e-7, or where they are tiny.
+    const Narrow limit = __builtin_convertvector(least * 1.00001, Narrow) + 1e-30F;
+    std::memcpy(to_.limits + i, &limit, sizeof limit);
   }
 
   // The first point past the draw, n if it is not sure. Sums of n numbers that are not negative are wrong by less than n units of
@@ -84,7 +109,7 @@ class Draw {
     double sum = 0;
     std::size_t block = 0;
     const std::size_t blocks = (at_.n + kBlock - 1) / kBlock;
-    while (block < blocks && !(sum + to_.upto[block] > place - 2 * room)) sum += to_.upto[block++];
+    while (block < blocks && !(sum + to_.blocks[block] > place - 2 * room)) sum += to_.blocks[block++];
     for (std::size_t i = block * kBlock; i < at_.n; ++i) {
       sum += to_.distance[i];
       if (sum > place - room) return sum > place + room ? i : at_.n;
@@ -102,6 +127,7 @@ class Draw {
   const PalettePoints& at_;
   const Scratch to_;
   double centre_[kNumbers];
+  Floats narrow_[kNumbers];
 };
 
 template <int kSize>
@@ -113,7 +139,9 @@ void draw(const PalettePoints& at, const double* draws, std::size_t k, std::uint
 }  // namespace
 
 void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
-  const Scratch to{scratch, scratch + at.n, reinterpret_cast<float*>(scratch + 2 * at.n)};
+  double* const blocks = scratch + 2 * at.n;
+  float* const columns = reinterpret_cast<float*>(blocks + at.n / kBlock + 1);
+  const Scratch to{scratch, scratch + at.n, blocks, columns, columns + static_cast<std::size_t>(at.size) * at.n};
   at.size == 2 ? draw<2>(at, draws, k, chosen, to) : draw<4>(at, draws, k, chosen, to);
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/float_vectors.h"
 #include "kernels/kernels.h"
 #include "kernels/palette_grid.h"
+#include "kernels/palette_least.h"
 #include "kernels/palette_tables.h"
 
 namespace ingot::INGOT_ISA {
@@ -38,38 +39,6 @@ template <>
 struct Vector<4> {
   using Narrow = float __attribute__((vector_size(16)));
   using Wide = double __attribute__((vector_size(32)));
-};
-
-template <int kSize>
-inline float squared(const float* point, const float* centroid) {
-  float distance = 0;
-  for (int v = 0; v < kSize; ++v) {
-    const float away = point[v] - centroid[v];
-    distance += away * away;
-  }
-  return distance;
-}
-
-// The two least squared distances of each lane's point, and which centroid has the least; of equals the first.
-template <int kSize>
-struct Least {
-  Floats point[kSize], least, second;
-  Ints which;
-
-  void begin() {
-    least = second = all(std::numeric_limits<float>::infinity());
-    which = Ints{};
-  }
-  void see(const float* centroid, std::int32_t number) {
-    Floats distance{};
-    for (int v = 0; v < kSize; ++v) {
-      const Floats away = point[v] - centroid[v];
-      distance = v ? distance + away * away : away * away;
-    }
-    second = smaller(larger(distance, least), second);
-    which = distance < least ? Ints{} + number : which;
-    least = smaller(distance, least);
-  }
 };
 
 // What stands for each point of a chunk, in its order.

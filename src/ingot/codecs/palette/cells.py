@@ -12,7 +12,7 @@ LEAST = 2048  # points for which cells are worth their making
 _PART, _PARTS, _MOST, _BEHIND = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
 _POINTS, _EACH = 24, 512  # of a cell, at least; cells for each centroid, at most
 _NOBODY = 257
-_MANY = 1 << 18  # points whose steps are worth threads
+MANY = 1 << 18  # points whose steps are worth threads
 
 
 class Cells:
@@ -32,7 +32,7 @@ class Cells:
         wanted = max(min(count // _POINTS, clusters * _EACH), _PART)
         cells = min(1 << (wanted.bit_length() - 1), _MOST)
         self._cells, self._count = cells, count
-        self._workers = 1 if count < _MANY else default_workers() if workers is None else workers
+        self._workers = 1 if count < MANY else default_workers() if workers is None else workers
         self._columns = np.empty(size * (count + _BEHIND), np.float32)
         self._starts = np.empty(cells + 1, np.uint32)
         self._boxes = np.empty(2 * size * (cells + max(cells // _PART, _PARTS)), np.float32)
@@ -41,11 +41,11 @@ class Cells:
         self._codes, self._owners = np.zeros(count, np.uint8), np.full(cells, _NOBODY, np.uint16)
         self._totals: Array | None = None
 
-    def nearest(self, centroids: Array) -> tuple[float, float, Array, Array]:
-        """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
+    def nearest(self, centroids: Array) -> tuple[float, float, Array]:
+        """Find each point's nearest centroid; return the squared error, and the means of the points of each centroid.
 
         The squared error comes as two numbers between which it lies as ``Cloud`` computes it: that is f32 distances,
-        wrong by less than 5e-7, added in f64; sums and numbers are the same.
+        wrong by less than 5e-7, added in f64; means, where there are points, are the same.
         """
         count, size = centroids.shape
         parts = self._cells // _PART
@@ -70,12 +70,9 @@ class Cells:
             )
 
         for_ranges(parts, step, run, self._workers)
-        total = totals.sum(axis=0)
-        sums, counts = total[: count * size].reshape(count, size), total[count * size :]
-        wide = centroids.astype(np.float64)
-        error = self._squares + float((wide * wide * counts[:, None] - 2 * wide * sums).sum())
-        room = 1e-6 * abs(error) + 1e-11 * self._squares + 1e-30 * self._count
-        return error - room, error + room, sums, counts
+        after = np.empty_like(centroids)
+        low, high = native.kernels.palette_means(totals.reshape(-1), centroids, self._squares, self._count, after.reshape(-1))
+        return low, high, after
 
     def codes(self) -> Array:
         """Return the codes that ``nearest`` found last, in the order of the points."""

@@ -6,7 +6,7 @@ from math import frexp
 
 import numpy as np
 
-from ingot.codecs.palette import cells
+from ingot.codecs.palette import cells, near
 from ingot.core import native
 from ingot.core.floats import as_bits, cast, float_name
 from ingot.core.parallel import for_ranges
@@ -151,7 +151,7 @@ class Cloud:
         self._bounds = np.zeros(len(points), np.float32)
         self._before: Array | None = None
         self._totals: tuple[Array, Array] | None = None
-        self._cells: cells.Cells | None = None
+        self._cells: cells.Cells | near.Near | None = None
 
     def assign(self, centroids: Array) -> Array:
         """Return each point's nearest centroid, of equally near ones the first: u8."""
@@ -197,47 +197,50 @@ class Cloud:
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
         """Move centroids to the means of their points; one without points stays where it is."""
         if len(self._points) >= cells.LEAST and len(self._points) << self._digits <= _EXACT:
-            self._cells = cells.Cells(self._points, len(centroids), self._workers)
+            if self._points.shape[1] == 4 and len(centroids) > near.MORE:
+                self._cells = near.Near(self._points, self._workers)
+            else:
+                self._cells = cells.Cells(self._points, len(centroids), self._workers)
         step: _ByCells | _Exactly = _ByCells(self, self._cells) if self._cells else _Exactly(self)
         for _ in range(rounds):
-            gains, sums, counts = step(centroids)
+            gains, after = step(centroids)
             if not gains:
                 break
-            means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-            centroids = np.where(counts[:, None] > 0, means, centroids)
+            centroids = after
         return centroids
 
 
 class _Exactly:
-    """A step of Lloyd's: whether it is worth another, and sums and numbers of points per centroid."""
+    """A step of Lloyd's: whether it is worth another, and where centroids move."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud, self._before = cloud, np.inf
 
-    def __call__(self, centroids: Array) -> tuple[bool, Array, Array]:
+    def __call__(self, centroids: Array) -> tuple[bool, Array]:
         error, sums, counts = self._cloud.nearest(centroids)
         before, self._before = self._before, error
-        return error < before * (1 - _STILL), sums, counts
+        means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+        return error < before * (1 - _STILL), np.where(counts[:, None] > 0, means, centroids)
 
 
 class _ByCells:
     """The same by cells, which know about how large errors are: where that does not decide, all points are asked."""
 
-    def __init__(self, cloud: Cloud, points: cells.Cells) -> None:
+    def __init__(self, cloud: Cloud, points: cells.Cells | near.Near) -> None:
         self._cloud, self._points = cloud, points
         self._before: tuple[float, float] = (np.inf, np.inf)
         self._centroids: Array | None = None
 
-    def __call__(self, centroids: Array) -> tuple[bool, Array, Array]:
-        low, high, sums, counts = self._points.nearest(centroids)
+    def __call__(self, centroids: Array) -> tuple[bool, Array]:
+        low, high, after = self._points.nearest(centroids)
         (least, most), self._before = self._before, (low, high)
         before, self._centroids = self._centroids, centroids
         if before is None or high < least * (1 - _STILL):
-            return True, sums, counts
+            return True, after
         if low > most * (1 - _STILL):
-            return False, sums, counts
+            return False, after
         errors = [self._cloud.nearest(each)[0] for each in (before, centroids)]
-        return errors[1] < errors[0] * (1 - _STILL), sums, counts
+        return errors[1] < errors[0] * (1 - _STILL), after
 
 
 def digits_of(points: Array, dtype: str, exponent: int) -> int:

@@ -1,0 +1,270 @@
+// A step of Lloyd's on points of which is known how much farther than their own other centroids lie at least (spec/palette.md,
+// "Vectors"). Where moves of centroids use that up, those near the point's own are tried, the nearest to it first, until the triangle
+// inequality keeps all others away, with room for rounding: codes are those of trying all.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include "kernels/palette_near.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "kernels/palette_least.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+#ifndef INGOT_GAIN
+#define INGOT_GAIN 4
+#endif
+constexpr std::size_t kMost = 256, kFour = 4, kRings = 64, kChunk = std::size_t{1} << 15;
+// Squared distances in f32 are wrong by less than 5e-7; slacks lose less than 1e-5 of themselves to rounding in a hundred steps.
+constexpr float kMore = 1.00001F, kLess = 0.99999F, kTiny = 1e-14F;
+
+template <int kSize>
+class Near {
+ public:
+  Near(const PaletteReach& from, const PaletteSlacks& found) : from_(from), found_(found) {
+    for (std::size_t c = 0; c < kMost + kFour; ++c) {
+      numbers_[c] = static_cast<std::int32_t>(c);
+      for (std::size_t v = 0; v < kNumbers; ++v) {
+        const float place = c < from.k ? from.centroids[c * kNumbers + v] : kNowhere;
+        places_[c * kNumbers + v] = place;
+        columns_[v][c] = place;
+      }
+    }
+  }
+
+  // Points `first` to `first + n`, a chunk of them.
+  void run(const float* points, std::size_t first, std::size_t n) {
+    points_ = points + first * kNumbers;
+    codes_ = found_.codes + first;
+    slacks_ = found_.slacks + first;
+    const std::size_t open = pass(n);
+    if (!open) return;
+    std::uint32_t ends[kMost + 1] = {};
+    for (std::size_t i = 0; i < open; ++i) ++ends[codes_[open_[i]] + 1];
+    for (std::size_t c = 0; c < kMost; ++c) ends[c + 1] += ends[c];
+    for (std::size_t i = 0; i < open; ++i) {
+      const std::size_t at = open_[i], to = ends[codes_[at]]++;
+      sorted_[to] = open_[i];
+      std::memcpy(rows_ + to * kNumbers, points_ + at * kNumbers, kNumbers * sizeof(float));
+    }
+    for (std::size_t c = 0, begin = 0; c < from_.k; begin = ends[c++])
+      if (begin < ends[c]) attempt_all(c, begin, ends[c]);
+  }
+
+ private:
+  static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
+  static constexpr float kNowhere = 1e18F, kFar = 4;
+
+  // Centroids, those nearest to one first, as rings have it, and the one behind the last until their number is one of fours; and how
+  // far from it those of each four, and of all later ones, lie at least.
+  struct Order {
+    float far[kMost / kFour];
+    std::uint16_t some[kMost];
+  };
+
+  // Lowers slacks, and lists the points that have none left.
+  std::size_t pass(std::size_t n) {
+    std::size_t open = 0, i = 0;
+    for (; i + kWidth <= n; i += kWidth) {
+      const Floats slack = load_floats(slacks_ + i) - lost_of(codes_ + i);
+      store_floats(slacks_ + i, slack);
+      if (const std::uint32_t none = none_above(slack, all(kTiny))) open += list(open_ + open, i, none);
+    }
+    for (; i < n; ++i) {
+      slacks_[i] -= from_.lost[codes_[i]];
+      open_[open] = static_cast<std::uint32_t>(i);
+      open += !(slacks_[i] > kTiny);
+    }
+    return open;
+  }
+
+  Floats lost_of(const std::uint8_t* codes) const {
+#if defined(__AVX512F__)
+    const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, code, from_.lost, 4);
+#elif defined(__AVX2__)
+    const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+    return _mm256_i32gather_ps(from_.lost, code, 4);
+#else
+    Floats found;
+    for (std::size_t lane = 0; lane < kWidth; ++lane) found[lane] = from_.lost[codes[lane]];
+    return found;
+#endif
+  }
+
+  // Writes the numbers of some points, and what is not wanted behind; returns how many.
+  static std::size_t list(std::uint32_t* to, std::size_t first, std::uint32_t some) {
+    const auto count = static_cast<std::size_t>(std::popcount(some));
+#if defined(__AVX512F__)
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i numbers = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)), lanes);
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(some), numbers));
+#elif defined(__AVX2__) && defined(__BMI2__)
+    const std::uint64_t bytes = _pdep_u64(some, 0x0101010101010101) * 0xff, lanes = _pext_u64(0x0706050403020100, bytes);
+    const __m256i numbers = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(lanes)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), numbers));
+#else
+    for (; some; some &= some - 1) *to++ = static_cast<std::uint32_t>(first) + static_cast<std::uint32_t>(std::countr_zero(some));
+#endif
+    return count;
+  }
+
+  const Order& order_of(std::size_t a) {
+    Order& to = orders_[a];
+    if (known_[a]) return to;
+    known_[a] = true;
+    alignas(kVectorBytes) float away[kMost];
+    alignas(kVectorBytes) std::int32_t rings[kMost];
+    Floats total{};
+    for (std::size_t c = 0; c < from_.k; c += kWidth) {
+      Floats square{};
+      for (std::size_t v = 0; v < kNumbers; ++v) {
+        const Floats part = load_floats(columns_[v] + c) - places_[a * kNumbers + v];
+        square += part * part;
+      }
+      square = root(square);
+      store_floats(away + c, square);
+      total += smaller(square, all(kFar));  // what lies behind the last centroid counts as far
+    }
+    float sum = 0;
+    for (std::size_t lane = 0; lane < kWidth; ++lane) sum += total[lane];
+    const float width = std::max(sum / static_cast<float>(from_.k) / 24, 1e-18F), per = 1 / width;
+    for (std::size_t c = 0; c < from_.k; c += kWidth) {
+      const Ints ring = __builtin_convertvector(smaller(load_floats(away + c) * per, all(kRings - 1)), Ints);
+      std::memcpy(rings + c, &ring, sizeof ring);
+    }
+    std::uint16_t begins[kRings + 1] = {};
+    for (std::size_t c = 0; c < from_.k; ++c) ++begins[rings[c] + 1];
+    for (std::size_t ring = 0; ring < kRings; ++ring) begins[ring + 1] = static_cast<std::uint16_t>(begins[ring + 1] + begins[ring]);
+    for (std::size_t c = 0; c < from_.k; ++c) to.some[begins[rings[c]]++] = static_cast<std::uint16_t>(c);
+    for (std::size_t c = from_.k; c % kFour; ++c) to.some[c] = static_cast<std::uint16_t>(from_.k);
+    for (std::size_t c = 0; c < from_.k; c += kFour) to.far[c / kFour] = static_cast<float>(rings[to.some[c]]) * width * kLess;
+    return to;
+  }
+
+  void attempt_all(std::size_t a, std::size_t first, std::size_t end) {
+    const Order& order = order_of(a);
+    for (; first < end; first += kWidth) attempt(a, order, first, std::min(kWidth, end - first));
+  }
+
+  // Tries centroids for some of the points that are sorted, all of centroid `a`.
+  void attempt(std::size_t a, const Order& order, std::size_t first, std::size_t count) {
+    Least<kSize> found;
+    found.begin();
+    gather(rows_ + first * kNumbers, found.point);
+    const Floats own = root(found.from(places_ + a * kNumbers)) * kMore, gain = all(INGOT_GAIN * from_.lost[a]);
+    Floats away = all(std::numeric_limits<float>::infinity());  // of the centroids that are not tried, at least
+    for (std::size_t c = 0; c < from_.k; c += kFour) {
+      if (c) {
+        away = order.far[c / kFour] - own;
+        const Floats least = root(found.least) * kMore + kTiny;
+        const Floats most = smaller(least + gain, larger(least, root(found.second)));
+        if (!(none_above(away, most) & ((1ULL << count) - 1))) break;
+        away = all(std::numeric_limits<float>::infinity());
+      }
+      for (std::size_t each = 0; each < kFour; ++each) {
+        const std::size_t number = order.some[c + each];
+        found.see(places_ + number * kNumbers, numbers_[number]);
+      }
+    }
+    keep(a, found, away, sorted_ + first, count);
+  }
+
+  void keep(std::size_t a, Least<kSize>& found, Floats away, const std::uint32_t* some, std::size_t count) {
+    alignas(kVectorBytes) std::int32_t which[kWidth];
+    alignas(kVectorBytes) float slacks[kWidth], reach[kWidth];
+    std::memcpy(which, &found.which, sizeof which);
+    const auto lanes = static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
+    for (std::uint32_t same = none_above(found.second, found.least) & lanes; same; same &= same - 1) {
+      const auto lane = static_cast<std::size_t>(std::countr_zero(same));
+      which[lane] = first_of_nearest(points_ + some[lane] * kNumbers);
+    }
+    for (std::size_t lane = 0; lane < kWidth; ++lane) reach[lane] = from_.reach[which[lane]];
+    const Floats least = root(found.least) * kMore;
+    const Floats slack = smaller(smaller(root(found.second) * kLess, away) - least, load_floats(reach) - 2 * least);
+    store_floats(slacks, slack * kLess - least * 1e-5F);
+    for (std::size_t lane = 0; lane < count; ++lane) {
+      const std::size_t at = some[lane];
+      slacks_[at] = slacks[lane];
+      const auto code = static_cast<std::size_t>(which[lane]);
+      if (code == a) continue;
+      codes_[at] = static_cast<std::uint8_t>(code);
+      this->count<-1>(points_ + at * kNumbers, a);
+      this->count<1>(points_ + at * kNumbers, code);
+    }
+  }
+
+  std::int32_t first_of_nearest(const float* point) const {
+    float least = std::numeric_limits<float>::infinity();
+    std::size_t found = 0;
+    for (std::size_t c = 0; c < from_.k; ++c) {
+      const float distance = squared<kSize>(point, places_ + c * kNumbers);
+      if (distance < least) least = distance, found = c;
+    }
+    return static_cast<std::int32_t>(found);
+  }
+
+  // The numbers of a register of points.
+  static void gather(const float* rows, Floats* columns) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (kSize == 4) {
+      __m256 row[4];
+      for (int i = 0; i < 4; ++i)
+        row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows + 4 * i)), _mm_loadu_ps(rows + 4 * i + 16), 1);
+      const __m256 a = _mm256_unpacklo_ps(row[0], row[1]), b = _mm256_unpackhi_ps(row[0], row[1]);
+      const __m256 c = _mm256_unpacklo_ps(row[2], row[3]), d = _mm256_unpackhi_ps(row[2], row[3]);
+      columns[0] = _mm256_shuffle_ps(a, c, 0x44);
+      columns[1] = _mm256_shuffle_ps(a, c, 0xee);
+      columns[2] = _mm256_shuffle_ps(b, d, 0x44);
+      columns[3] = _mm256_shuffle_ps(b, d, 0xee);
+      return;
+    }
+#endif
+    alignas(kVectorBytes) float to[kNumbers][kWidth];
+    for (std::size_t lane = 0; lane < kWidth; ++lane)
+      for (std::size_t v = 0; v < kNumbers; ++v) to[v][lane] = rows[lane * kNumbers + v];
+    for (std::size_t v = 0; v < kNumbers; ++v) columns[v] = load_floats(to[v]);
+  }
+
+  // Adds a point to its centroid's sum, or takes it away.
+  template <int kSign>
+  void count(const float* point, std::size_t code) {
+    for (std::size_t v = 0; v < kNumbers; ++v) found_.sums[code * kNumbers + v] += kSign * static_cast<double>(point[v]);
+    found_.counts[code] += kSign;
+  }
+
+  const PaletteReach& from_;
+  const PaletteSlacks& found_;
+  const float* points_ = nullptr;
+  std::uint8_t* codes_ = nullptr;
+  float* slacks_ = nullptr;
+  alignas(kVectorBytes) float places_[(kMost + kFour) * kNumbers];
+  alignas(kVectorBytes) float columns_[kNumbers][kMost + kFour];
+  std::int32_t numbers_[kMost + kFour];
+  std::uint32_t open_[kChunk + kWidth], sorted_[kChunk];
+  float rows_[(kChunk + kWidth) * kNumbers];  // the numbers of points, sorted
+  Order orders_[kMost];
+  bool known_[kMost] = {};
+};
+
+template <int kSize>
+void near(const PalettePoints& at, const PaletteReach& from, const PaletteSlacks& found) {
+  const auto step = std::make_unique<Near<kSize>>(from, found);
+  for (std::size_t i = 0; i < at.n; i += kChunk) step->run(at.points, i, std::min(kChunk, at.n - i));
+}
+
+}  // namespace
+
+void palette_near(const PalettePoints& at, const PaletteReach& from, const PaletteSlacks& found) {
+  at.size == 2 ? near<2>(at, from, found) : near<4>(at, from, found);
+}
+
+}  // namespace ingot::INGOT_ISA

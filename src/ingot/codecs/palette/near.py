@@ -1,0 +1,70 @@
+"""Lloyd's steps on points that know how far from another centroid they are (``spec/palette.md``, "Vectors")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.codecs.palette.cells import MANY
+from ingot.core import native
+from ingot.core.parallel import default_workers, for_ranges
+from ingot.model.tensor import Array
+
+MORE = 64  # centroids of fours from more than which on slacks are faster than cells
+
+
+class Near:
+    """Points with the code of each, how much farther all other centroids are, and what sums of points are exactly.
+
+    Parameters
+    ----------
+    points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
+    workers : int, optional
+        Threads; no result depends on them.
+    """
+
+    def __init__(self, points: Array, workers: int | None = 1) -> None:
+        count = len(points)
+        self._points = points
+        workers = 1 if count < MANY else default_workers() if workers is None else workers
+        self._workers = workers
+        self._step = max(count, 1) if workers == 1 else max(-(-count // (8 * workers)), 1)
+        self._codes, self._slacks = np.zeros(count, np.uint8), np.zeros(count, np.float32)
+        self._before: Array | None = None
+
+    def _begin(self, centroids: Array) -> None:
+        count, size = centroids.shape
+        self._totals = np.zeros((-(-len(self._points) // self._step), count * (size + 1)))
+        self._reach, self._lost = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        sums, counts = self._totals[0, : count * size], self._totals[0, count * size :]
+        self._squares = native.kernels.palette_guess(self._points, centroids, self._codes, self._slacks, sums, counts)
+
+    def nearest(self, centroids: Array) -> tuple[float, float, Array]:
+        """Find each point's nearest centroid, as ``Cells.nearest`` does."""
+        count, size = centroids.shape
+        if self._before is None:
+            self._begin(centroids)
+        native.kernels.palette_reach(self._before, centroids, self._reach, self._lost)
+        self._before = centroids
+        totals = self._totals
+
+        def run(start: int, stop: int) -> None:
+            some = totals[start // self._step]
+            native.kernels.palette_near(
+                self._points[start:stop],
+                centroids,
+                self._reach,
+                self._lost,
+                self._codes[start:stop],
+                self._slacks[start:stop],
+                some[: count * size],
+                some[count * size :],
+            )
+
+        for_ranges(len(self._points), self._step, run, self._workers)
+        after = np.empty_like(centroids)
+        low, high = native.kernels.palette_means(totals.reshape(-1), centroids, self._squares, len(self._points), after.reshape(-1))
+        return low, high, after
+
+    def codes(self) -> Array:
+        """Return the codes that ``nearest`` found last."""
+        return self._codes
