@@ -255,7 +255,8 @@ void near(const Points32& points, const Points32& centroids, const In<float>& re
                              {centroids.data(), k, reach.data(), lost.data()}, found);
 }
 
-std::pair<double, double> means(const Doubles& totals, const Points32& centroids, double squares, std::size_t n, const Out<float>& after) {
+std::pair<double, double> means(const Doubles& totals, const Points32& centroids, double squares, std::size_t n,
+                                const Out<float>& after) {
   const std::size_t k = centroids.shape(0), size = centroids.shape(1);
   require(k >= 1 && k <= 256 && size >= 1 && size <= 4, "expected 1 to 256 centroids of up to 4 numbers");
   require(after.size() == k * size && totals.size() % (k * (size + 1)) == 0, "expected sums and numbers, and room, for each");

@@ -15,11 +15,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-#ifndef INGOT_NB
-#define INGOT_NB 32
-#endif
 constexpr float kLess = 0.99999F;
-constexpr std::size_t kSquares = 4096, kNeighbours = INGOT_NB, kMost = 256, kHalf = kWidth / 2;
+constexpr std::size_t kSquares = 4096, kNeighbours = 32, kMost = 256, kHalf = kWidth / 2;
 using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
 
 double sum_of_squares(const float* at, std::size_t n) {
@@ -60,8 +57,8 @@ class Guess {
   std::uint8_t of(const float* point) const {
     std::size_t square = 0;
     for (std::size_t v = kSize; v-- > 0;) {
-      const float place = std::min(std::max(point[v] * per_ + kEach / 2, 0.0F), kEach - 1.0F);
-      square = square * kEach + static_cast<std::size_t>(place);
+      const float place = point[v] * per_ + kEach / 2, last = kEach - 1;
+      square = square * kEach + static_cast<std::size_t>(place > 0 ? (place < last ? place : last) : 0);
     }
     return nearest_[square];
   }

@@ -19,10 +19,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-#ifndef INGOT_GAIN
-#define INGOT_GAIN 4
-#endif
 constexpr std::size_t kMost = 256, kFour = 4, kRings = 64, kChunk = std::size_t{1} << 15;
+// Orders go a little past reaches; centroids are tried until a point has slack for some steps.
+constexpr float kCut = 1.4F, kSteps = 4, kLeastReach = 1e-15F;
 // Squared distances in f32 are wrong by less than 5e-7; slacks lose less than 1e-5 of themselves to rounding in a hundred steps.
 constexpr float kMore = 1.00001F, kLess = 0.99999F, kTiny = 1e-14F;
 
@@ -61,13 +60,14 @@ class Near {
 
  private:
   static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
-  static constexpr float kNowhere = 1e18F, kFar = 4;
+  static constexpr float kNowhere = 1e18F;
 
-  // Centroids, those nearest to one first, as rings have it, and the one behind the last until their number is one of fours; and how
-  // far from it those of each four, and of all later ones, lie at least.
+  // Centroids near one, the nearest first, as rings have it, and the one behind the last until their number is one of fours; and how far
+  // from it those of each four, all later ones and all that are not here lie at least.
   struct Order {
-    float far[kMost / kFour];
+    float far[kMost / kFour + 1];
     std::uint16_t some[kMost];
+    std::size_t count;
   };
 
   // Lowers slacks, and lists the points that have none left.
@@ -121,32 +121,30 @@ class Near {
     Order& to = orders_[a];
     if (known_[a]) return to;
     known_[a] = true;
-    alignas(kVectorBytes) float away[kMost];
     alignas(kVectorBytes) std::int32_t rings[kMost];
-    Floats total{};
+    std::uint32_t some[kMost + kWidth];
+    // The reach is that of a number of neighbours, if there are as many.
+    const float most = std::max(from_.reach[a] * kCut, kLeastReach), per = kRings / most;
+    std::size_t count = 0;
     for (std::size_t c = 0; c < from_.k; c += kWidth) {
       Floats square{};
       for (std::size_t v = 0; v < kNumbers; ++v) {
         const Floats part = load_floats(columns_[v] + c) - places_[a * kNumbers + v];
         square += part * part;
       }
-      square = root(square);
-      store_floats(away + c, square);
-      total += smaller(square, all(kFar));  // what lies behind the last centroid counts as far
+      const Floats ring = root(square) * per;
+      const Ints whole = __builtin_convertvector(smaller(ring, all(kRings)), Ints);
+      std::memcpy(rings + c, &whole, sizeof whole);
+      count += list(some + count, c, none_above(ring, all(kRings - 0.001F)));
     }
-    float sum = 0;
-    for (std::size_t lane = 0; lane < kWidth; ++lane) sum += total[lane];
-    const float width = std::max(sum / static_cast<float>(from_.k) / 24, 1e-18F), per = 1 / width;
-    for (std::size_t c = 0; c < from_.k; c += kWidth) {
-      const Ints ring = __builtin_convertvector(smaller(load_floats(away + c) * per, all(kRings - 1)), Ints);
-      std::memcpy(rings + c, &ring, sizeof ring);
-    }
-    std::uint16_t begins[kRings + 1] = {};
-    for (std::size_t c = 0; c < from_.k; ++c) ++begins[rings[c] + 1];
+    std::uint16_t begins[kRings + 2] = {};
+    for (std::size_t i = 0; i < count; ++i) ++begins[rings[some[i]] + 1];
     for (std::size_t ring = 0; ring < kRings; ++ring) begins[ring + 1] = static_cast<std::uint16_t>(begins[ring + 1] + begins[ring]);
-    for (std::size_t c = 0; c < from_.k; ++c) to.some[begins[rings[c]]++] = static_cast<std::uint16_t>(c);
-    for (std::size_t c = from_.k; c % kFour; ++c) to.some[c] = static_cast<std::uint16_t>(from_.k);
-    for (std::size_t c = 0; c < from_.k; c += kFour) to.far[c / kFour] = static_cast<float>(rings[to.some[c]]) * width * kLess;
+    for (std::size_t i = 0; i < count; ++i) to.some[begins[rings[some[i]]]++] = static_cast<std::uint16_t>(some[i]);
+    to.count = (count + kFour - 1) / kFour * kFour;
+    for (std::size_t i = 0; i < count; i += kFour) to.far[i / kFour] = static_cast<float>(rings[to.some[i]]) / per * kLess;
+    for (std::size_t i = count; i < to.count; ++i) to.some[i] = static_cast<std::uint16_t>(from_.k);
+    to.far[to.count / kFour] = count < from_.k ? (kRings - 1) / per * kLess : std::numeric_limits<float>::infinity();
     return to;
   }
 
@@ -157,37 +155,55 @@ class Near {
 
   // Tries centroids for some of the points that are sorted, all of centroid `a`.
   void attempt(std::size_t a, const Order& order, std::size_t first, std::size_t count) {
+    const auto lanes = static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
     Least<kSize> found;
     found.begin();
     gather(rows_ + first * kNumbers, found.point);
-    const Floats own = root(found.from(places_ + a * kNumbers)) * kMore, gain = all(INGOT_GAIN * from_.lost[a]);
-    Floats away = all(std::numeric_limits<float>::infinity());  // of the centroids that are not tried, at least
-    for (std::size_t c = 0; c < from_.k; c += kFour) {
-      if (c) {
-        away = order.far[c / kFour] - own;
-        const Floats least = root(found.least) * kMore + kTiny;
-        const Floats most = smaller(least + gain, larger(least, root(found.second)));
-        if (!(none_above(away, most) & ((1ULL << count) - 1))) break;
-        away = all(std::numeric_limits<float>::infinity());
-      }
+    const Floats own = root(found.from(places_ + a * kNumbers)) * kMore, gain = all(kSteps * from_.lost[a] + kTiny);
+    Floats away{};  // of the centroids that are not tried, at least
+    if (!order.count) return try_all(a, found, first, count);  // a centroid that is no number
+    for (std::size_t c = 0;;) {
       for (std::size_t each = 0; each < kFour; ++each) {
         const std::size_t number = order.some[c + each];
         found.see(places_ + number * kNumbers, numbers_[number]);
       }
+      c += kFour;
+      away = order.far[c / kFour] - own;
+      if (!(within_reach(found, away, gain) & lanes)) break;
+      if (c == order.count) return try_all(a, found, first, count);
     }
-    keep(a, found, away, sorted_ + first, count);
+    keep(a, found, away, first, count);
   }
 
-  void keep(std::size_t a, Least<kSize>& found, Floats away, const std::uint32_t* some, std::size_t count) {
+  // Whether a centroid as far away as that may be the nearest, or leaves less than some gain until it may be.
+  static std::uint32_t within_reach(const Least<kSize>& found, Floats away, Floats gain) {
+    const Floats least = found.least * (kMore * kMore), zero{};
+    const Floats more = larger(away - gain, zero), far = larger(away - kTiny, zero);
+    return none_above(more * more, least) & none_above(far * far, larger(found.second, least));
+  }
+
+  void try_all(std::size_t a, Least<kSize>& found, std::size_t first, std::size_t count) {
+    found.begin();
+    for (std::size_t c = 0; c < from_.k; ++c) found.see(places_ + c * kNumbers, numbers_[c]);
+    keep(a, found, all(std::numeric_limits<float>::infinity()), first, count);
+  }
+
+  void keep(std::size_t a, const Least<kSize>& found, Floats away, std::size_t first, std::size_t count) {
+    const std::uint32_t* const some = sorted_ + first;
+    const float* const rows = rows_ + first * kNumbers;
     alignas(kVectorBytes) std::int32_t which[kWidth];
     alignas(kVectorBytes) float slacks[kWidth], reach[kWidth];
     std::memcpy(which, &found.which, sizeof which);
     const auto lanes = static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
     for (std::uint32_t same = none_above(found.second, found.least) & lanes; same; same &= same - 1) {
       const auto lane = static_cast<std::size_t>(std::countr_zero(same));
-      which[lane] = first_of_nearest(points_ + some[lane] * kNumbers);
+      which[lane] = first_of_nearest(rows + lane * kNumbers);
     }
-    for (std::size_t lane = 0; lane < kWidth; ++lane) reach[lane] = from_.reach[which[lane]];
+    for (std::size_t lane = 0; lane < kWidth; ++lane) {
+      // What is no point, or lies as far away as what is behind the last centroid, may have that.
+      if (static_cast<std::size_t>(which[lane]) >= from_.k) which[lane] = lane < count ? first_of_nearest(rows + lane * kNumbers) : 0;
+      reach[lane] = from_.reach[which[lane]];
+    }
     const Floats least = root(found.least) * kMore;
     const Floats slack = smaller(smaller(root(found.second) * kLess, away) - least, load_floats(reach) - 2 * least);
     store_floats(slacks, slack * kLess - least * 1e-5F);
@@ -197,8 +213,8 @@ class Near {
       const auto code = static_cast<std::size_t>(which[lane]);
       if (code == a) continue;
       codes_[at] = static_cast<std::uint8_t>(code);
-      this->count<-1>(points_ + at * kNumbers, a);
-      this->count<1>(points_ + at * kNumbers, code);
+      this->count<-1>(rows + lane * kNumbers, a);
+      this->count<1>(rows + lane * kNumbers, code);
     }
   }
 

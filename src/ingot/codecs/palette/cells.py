@@ -71,7 +71,9 @@ class Cells:
 
         for_ranges(parts, step, run, self._workers)
         after = np.empty_like(centroids)
-        low, high = native.kernels.palette_means(totals.reshape(-1), centroids, self._squares, self._count, after.reshape(-1))
+        low, high = native.kernels.palette_means(
+            totals.reshape(-1), centroids, self._squares, self._count, after.reshape(-1)
+        )
         return low, high, after
 
     def codes(self) -> Array:

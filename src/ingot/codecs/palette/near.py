@@ -62,7 +62,9 @@ class Near:
 
         for_ranges(len(self._points), self._step, run, self._workers)
         after = np.empty_like(centroids)
-        low, high = native.kernels.palette_means(totals.reshape(-1), centroids, self._squares, len(self._points), after.reshape(-1))
+        low, high = native.kernels.palette_means(
+            totals.reshape(-1), centroids, self._squares, len(self._points), after.reshape(-1)
+        )
         return low, high, after
 
     def codes(self) -> Array:
