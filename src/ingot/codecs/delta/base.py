@@ -199,6 +199,9 @@ class AdditiveEncoder:
         self._inner = inner
         self.codec, self.parts, self.fit_passes = inner.codec, inner.parts, inner.fit_passes
         self.step, self.single_chunk, self.lossless = inner.step, inner.single_chunk, False
+        # Asked once: protocols are slow to ask.
+        self._pairing = inner if isinstance(inner, Pairing) else None
+        self._adding = inner if isinstance(inner, AddingEncoder) else None
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -232,20 +235,20 @@ class AdditiveEncoder:
         forget(self._inner)
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        if isinstance(self._inner, Pairing) and _plain(base, tuned):
-            self._inner.fit_pair(base, tuned)
+        if self._pairing is not None and _plain(base, tuned):
+            self._pairing.fit_pair(base, tuned)
         else:
             self._inner.fit_pass(difference(base, tuned))
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        if isinstance(self._inner, Pairing) and _plain(base, tuned):
-            return self._inner.encode_pair(base, tuned, start)
+        if self._pairing is not None and _plain(base, tuned):
+            return self._pairing.encode_pair(base, tuned, start)
         parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)
         return parts
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        if isinstance(self._inner, AddingEncoder) and fusible(base, out):
-            self._inner.add_decoded(parts, base, out)
+        if self._adding is not None and fusible(base, out):
+            self._adding.add_decoded(parts, base, out)
             return
         total = scratch(base.shape, np.float32)
         self._inner.decode(parts, total)
@@ -290,10 +293,11 @@ class AdditiveApplier:
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
+        self._adding = reader if isinstance(reader, AddingReader) else None  # asked once: protocols are slow to ask
 
     def apply(self, base: Array, out: Array) -> None:
-        if isinstance(self._reader, AddingReader) and fusible(base, out):
-            self._reader.add_into(base, out)
+        if self._adding is not None and fusible(base, out):
+            self._adding.add_into(base, out)
             return
         step = max(1, _PIECE // max(base.shape[-1], 1)) if base.ndim > 1 else max(len(base), 1)
         for start in range(0, len(base), step):
