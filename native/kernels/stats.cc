@@ -29,7 +29,7 @@ struct Sums {
   Doubles squared_other[kVectors] = {};
   Doubles dot[kVectors] = {};
   Doubles max_abs[kVectors] = {};
-  Longs different[kVectors] = {};
+  Longs same[kVectors] = {};
 };
 
 // What sums are made of: f32, which holds the shorter types, or doubles.
@@ -56,10 +56,17 @@ inline Doubles load(const double* from) {
   return found;
 }
 
+// GCC makes several instructions of a vector's conversion.
 inline Doubles load(const float* from) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
+#elif defined(__AVX__)
+  return _mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
   float __attribute__((vector_size(kVectorBytes / 2))) found;
   std::memcpy(&found, from, sizeof found);
   return __builtin_convertvector(found, Doubles);
+#endif
 }
 
 // `a > b ? a : b`, of which compilers make two instructions.
@@ -85,31 +92,42 @@ Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
 }
 
 // Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite. Without kAll it
-// adds squared errors alone. No sum of squares of f32's values overflows: it is finite if they all are.
+// adds squared errors alone. No sum of squares of f32's values overflows: it is finite if they all are. One vector of
+// partial sums after the other: the registers do not hold two of each.
 template <bool kAll, class T>
 bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
-  Sums now = sums;
+  Sums now;
   Longs special{};
-  for (std::size_t i = 0; i < n; i += kLanes)
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const Doubles r = load(one + i + v * kWidth), x = load(two + i + v * kWidth), error = r - x;
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    Doubles squared_error = sums.squared_error[v], squared_reference = sums.squared_reference[v];
+    Doubles squared_other = sums.squared_other[v], dot = sums.dot[v], max_abs = sums.max_abs[v];
+    Longs same = sums.same[v];
+    for (std::size_t i = v * kWidth; i < n; i += kLanes) {
+      const Doubles r = load(one + i), x = load(two + i), error = r - x;
       if constexpr (std::is_same_v<T, double>) special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
-      now.squared_error[v] += error * error;
+      squared_error += error * error;
       if constexpr (!kAll) continue;
-      now.different[v] -= reinterpret_cast<Longs>(r) != reinterpret_cast<Longs>(x);
-      now.squared_reference[v] = plus_product<T>(now.squared_reference[v], r, r);
-      now.squared_other[v] = plus_product<T>(now.squared_other[v], x, x);
-      now.dot[v] = plus_product<T>(now.dot[v], r, x);
-      now.max_abs[v] = larger(reinterpret_cast<Doubles>(reinterpret_cast<Longs>(error) & kRest), now.max_abs[v]);
+      same -= reinterpret_cast<Longs>(r) == reinterpret_cast<Longs>(x);
+      squared_reference = plus_product<T>(squared_reference, r, r);
+      squared_other = plus_product<T>(squared_other, x, x);
+      dot = plus_product<T>(dot, r, x);
+      max_abs = larger(reinterpret_cast<Doubles>(reinterpret_cast<Longs>(error) & kRest), max_abs);
     }
-  if constexpr (std::is_same_v<T, float>)
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const Doubles squares = kAll ? now.squared_reference[v] + now.squared_other[v] : now.squared_error[v];
+    if constexpr (std::is_same_v<T, float>) {
+      const Doubles squares = kAll ? squared_reference + squared_other : squared_error;
       special |= squares - squares != 0;
     }
+    now.squared_error[v] = squared_error;
+    if constexpr (!kAll) continue;
+    now.squared_reference[v] = squared_reference, now.squared_other[v] = squared_other, now.dot[v] = dot;
+    now.max_abs[v] = max_abs, now.same[v] = same;
+  }
   for (std::size_t lane = 0; lane < kWidth; ++lane)
     if (special[lane]) return false;
-  sums = now;
+  if constexpr (kAll)
+    sums = now;
+  else
+    std::memcpy(sums.squared_error, now.squared_error, sizeof now.squared_error);
   return true;
 }
 
@@ -149,6 +167,7 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
     widen<kTwo>(other, start, count, two);
     stats.finite += count;
     for (; count % kLanes; ++count) one[count] = two[count] = 0;
+    stats.different += count;  // less those that are the same
     if (!add<kAll>(sums, one, two, count)) {
       set_aside(one, two, count, stats);
       add<kAll>(sums, one, two, count);
@@ -157,7 +176,7 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     const double largest = sums.max_abs[lane / kWidth][lane % kWidth];
     stats.max_abs = largest > stats.max_abs ? largest : stats.max_abs;
-    stats.different += static_cast<std::size_t>(sums.different[lane / kWidth][lane % kWidth]);
+    stats.different -= static_cast<std::size_t>(sums.same[lane / kWidth][lane % kWidth]);
   }
   stats.squared_error = fold(sums.squared_error);
   stats.squared_reference = fold(sums.squared_reference);
