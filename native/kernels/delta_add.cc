@@ -7,6 +7,7 @@
 
 #include "kernels/delta_add_expand.h"
 #include "kernels/delta_add_placed.h"
+#include "kernels/delta_add_signs.h"
 #include "kernels/delta_add_sums.h"
 #include "kernels/floats.h"
 #include "kernels/wdelta_codes.h"
@@ -101,6 +102,41 @@ std::size_t changed(const T* old, const T* fresh, std::size_t n, std::int64_t* g
   return found;
 }
 
+// Writes the differences of `n` elements from `start` on, at most a block's.
+void expand_signs(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols, std::size_t start,
+                  std::size_t n, float* d) {
+  alignas(64) std::uint32_t words[kBlock];
+  for (std::size_t at = start; at < start + n;) {
+    const std::size_t row = at / cols, end = (row + 1) * cols, stop = end < start + n ? end : start + n;
+    sign_row(bits, first + at, std::bit_cast<std::uint32_t>(scales[row]), stop - at, words);
+    std::memcpy(d + (at - start), words, (stop - at) * sizeof *d);
+    at = stop;
+  }
+}
+
+// As add_all, of bf16: rows that begin with a byte in registers, what is left of them and others by blocks.
+template <bool kLess>
+void add_sign_rows(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols, const Addition& what) {
+  const auto* base = static_cast<const std::uint16_t*>(what.base);
+  auto *out = static_cast<std::uint16_t*>(what.out), *back = static_cast<std::uint16_t*>(what.back);
+  alignas(64) float d[kBlock];
+  for (std::size_t start = 0; start < what.count;) {
+    const std::size_t row = start / cols, bit = first + start, end = (row + 1) * cols;
+    std::size_t stop = what.count - start < kBlock ? what.count : start + kBlock;
+    const float scale = scales[row];
+    if (bit % 8 == 0 && end - start >= kSigns && scale == scale) {
+      std::uint16_t* again = back ? back + start : nullptr;
+      start += add_signs<kLess>(bits + bit / 8, scale, base + start, end - start, out + start, again);
+      stop = end;
+    }
+    const std::size_t n = stop - start;
+    expand_signs(bits, first, scales, cols, start, n, d);
+    add_some<Dtype::bf16, kLess>(d, base + start, n, out + start);
+    if (back) add_some<Dtype::bf16, true>(d, out + start, n, back + start);
+    start = stop;
+  }
+}
+
 }  // namespace
 
 void int4_add(const std::uint8_t* packed, std::size_t first, const float* table, const Placed& outliers, bool gaps,
@@ -134,15 +170,9 @@ void int4_add(const std::uint8_t* packed, std::size_t first, const float* table,
 
 void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,
               const Addition& what) {
-  alignas(64) std::uint32_t words[kBlock];
-  add_typed(what, [&](std::size_t start, std::size_t n, float* d) {
-    for (std::size_t at = start; at < start + n;) {
-      const std::size_t row = at / cols, end = (row + 1) * cols, stop = end < start + n ? end : start + n;
-      sign_row(bits, first + at, std::bit_cast<std::uint32_t>(scales[row]), stop - at, words);
-      std::memcpy(d + (at - start), words, (stop - at) * sizeof *d);
-      at = stop;
-    }
-  });
+  if (what.type == Dtype::bf16)
+    return what.less ? add_sign_rows<true>(bits, first, scales, cols, what) : add_sign_rows<false>(bits, first, scales, cols, what);
+  add_typed(what, [&](std::size_t start, std::size_t n, float* d) { expand_signs(bits, first, scales, cols, start, n, d); });
 }
 
 void placed_add(const Placed& values, const Addition& what) {
