@@ -21,9 +21,15 @@ struct Pairs {
   };
   Pair of[256];
   T one[16];
+  std::uint8_t planes[sizeof(T)][16];  // a byte of each, the lowest first
 
   explicit Pairs(const T* table) {
-    for (int code = 0; code < 16; ++code) one[code] = table[code];
+    for (int code = 0; code < 16; ++code) {
+      one[code] = table[code];
+      std::uint8_t bytes[sizeof(T)];
+      std::memcpy(bytes, table + code, sizeof bytes);
+      for (std::size_t byte = 0; byte < sizeof(T); ++byte) planes[byte][code] = bytes[byte];
+    }
     for (int byte = 0; byte < 256; ++byte) of[byte] = {table[byte >> 4], table[byte & 15]};
   }
 
@@ -74,6 +80,7 @@ struct Pairs {
       }
     }
 #else
+    if constexpr (sizeof(T) == 4) i = expand_planes(packed, bytes, out);
     if constexpr (sizeof(T) == 4) {  // each half of the table, chosen by bit 3
       const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one));
       const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one + 8));
@@ -103,6 +110,34 @@ struct Pairs {
 #endif
     return i;
   }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // Thirty-two codes at a time, each byte of what they stand for looked up apart.
+  std::size_t expand_planes(const std::uint8_t* packed, std::size_t bytes, T* out) const {
+    const __m128i nibble = _mm_set1_epi8(15);
+    const __m256i turns = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);  // so that halves follow each other when joined
+    __m256i plane[4];
+    for (std::size_t byte = 0; byte < 4; ++byte)
+      plane[byte] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(planes[byte])));
+    std::size_t i = 0;
+    for (; i + 16 <= bytes; i += 16) {
+      const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i));
+      const __m128i even = _mm_and_si128(_mm_srli_epi16(both, 4), nibble), odd = _mm_and_si128(both, nibble);
+      const __m256i in_order = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+      const __m256i codes = _mm256_permutevar8x32_epi32(in_order, turns);
+      __m256i of[4];
+      for (std::size_t byte = 0; byte < 4; ++byte) of[byte] = _mm256_shuffle_epi8(plane[byte], codes);
+      const __m256i low[2] = {_mm256_unpacklo_epi8(of[0], of[1]), _mm256_unpackhi_epi8(of[0], of[1])};
+      const __m256i high[2] = {_mm256_unpacklo_epi8(of[2], of[3]), _mm256_unpackhi_epi8(of[2], of[3])};
+      auto* to = reinterpret_cast<__m256i*>(out + 2 * i);
+      for (std::size_t half = 0; half < 2; ++half) {
+        _mm256_storeu_si256(to + 2 * half, _mm256_unpacklo_epi16(low[half], high[half]));
+        _mm256_storeu_si256(to + 2 * half + 1, _mm256_unpackhi_epi16(low[half], high[half]));
+      }
+    }
+    return i;
+  }
+#endif
 };
 
 // masks[byte][j] is the sign bit where bit 7 - j of the byte is 0.
