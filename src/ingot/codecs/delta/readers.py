@@ -22,7 +22,7 @@ _POSITIONS = PIECE // 4
 # Bytes of positions up to which they are held, and read once.
 _HELD = 1 << 20
 # Bytes of positions that are looked at together, whether they ascend.
-_LOOKED_AT = 1 << 17
+_LOOKED_AT = 1 << 18
 
 
 class Values:
