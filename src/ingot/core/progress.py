@@ -52,6 +52,8 @@ class Progress:
 
     def advance(self, count: int, item: str = "", rates: Mapping[str, float] | None = None) -> None:
         """Add ``count`` bytes; ``rates`` are those of workers."""
+        if not count and self._callback is None:
+            return
         with self._guard:
             self.done += count
             self._rates = rates or self._rates

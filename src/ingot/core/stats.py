@@ -66,6 +66,8 @@ class ErrorStats:
 
     def sums(self) -> dict[str, float]:
         """The sums that are not zero, by name: what ``ErrorStats(**sums)`` is made of again."""
+        if self is NO_ERROR:  # asked of every tensor that was moved
+            return {}
         return {name: value for name in self.__slots__ if (value := getattr(self, name))}
 
     def summary(self) -> dict[str, float]:

@@ -72,6 +72,12 @@ class Steps(Sequence[Step]):
     def __len__(self) -> int:
         return len(self.names)
 
+    def __iter__(self) -> Iterator[Step]:
+        kinds, passing = self._kinds, self._sources.passing
+        for name, number in zip(self.names, self.numbers, strict=True):
+            first = kinds[number]
+            yield first if first.tensor.name == name else first.like(passing(name))
+
     @overload
     def __getitem__(self, index: int) -> Step: ...
 

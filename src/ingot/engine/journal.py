@@ -18,6 +18,7 @@ import ingot
 from ingot.core import checksums
 from ingot.core.atomic import JOURNAL
 from ingot.errors import IngotError, UsageError
+from ingot.model.bytesource import Buffer
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.stores.local import LocalSink, LocalTarget
@@ -25,6 +26,7 @@ from ingot.stores.local import LocalSink, LocalTarget
 CHUNK = 1 << 22
 # Bytes of tensors that a killed run may have to do again.
 _WORTH = 1 << 20
+_TOGETHER = 1 << 12  # bytes of lines that are written in one call
 _ENCODER = msgspec.json.Encoder()
 _NOTHING: dict[str, Any] = {"digests": {}}
 
@@ -52,6 +54,7 @@ class Journal:
         self._sink: LocalSink | None = None
         self._end = 0
         self._waiting = 0  # bytes of tensors whose lines may not be in the file yet
+        self._lines = bytearray()  # those of them that were not given to the sink
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
@@ -63,13 +66,19 @@ class Journal:
 
     def append(self, record: Mapping[str, Any], nbytes: int = _WORTH) -> None:
         """Note a finished tensor of so many bytes; lines of small ones reach the file together."""
-        self._write(_line(record))
+        self._lines += _line(record)
         self._waiting += nbytes
-        if self._waiting >= _WORTH and self._sink is not None:
-            self._sink.flush()
-            self._waiting = 0
+        if self._waiting >= _WORTH or len(self._lines) >= _TOGETHER:
+            self._hand_over()
+            if self._waiting >= _WORTH and self._sink is not None:
+                self._sink.flush()
+                self._waiting = 0
 
-    def _write(self, data: bytes) -> None:
+    def _hand_over(self) -> None:
+        lines, self._lines = self._lines, bytearray()
+        self._write(lines)
+
+    def _write(self, data: Buffer) -> None:
         assert self._sink is not None
         self._sink.write_at(self._end, data)
         self._end += len(data)
@@ -77,8 +86,11 @@ class Journal:
     def close(self) -> None:
         """Close the file; it stays where it is."""
         if self._sink is not None:
-            self._sink.close()
-            self._sink = None
+            try:
+                self._hand_over()
+            finally:
+                self._sink.close()
+                self._sink = None
 
     def earlier(self) -> list[dict[str, Any]]:
         """Return the records that an interrupted run left.

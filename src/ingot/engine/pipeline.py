@@ -167,9 +167,13 @@ class _AllRead(Running):
 
     def __init__(self) -> None:
         super().__init__(Chunking(0, 1, 1, 0))
+        self._notes = super().notes()
 
     def work(self, take: Take) -> Iterator[tuple[Work, int]]:
         return iter(())
+
+    def notes(self) -> dict[str, Any]:
+        return self._notes
 
 
 _ALL_READ = _AllRead()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ingot.formats.base import Format, FormatWriter
@@ -37,6 +37,14 @@ class GoesByName(Format, Protocol):
     def refuses_name(self, name: str) -> str | None:
         """Why a tensor of this name cannot be carried; None if it can."""
         ...
+
+
+def refusing(format: Format) -> Callable[[TensorSpec, str], str | None]:
+    """Return what tells why a tensor like that of a spec, which the format takes, cannot be carried under a name."""
+    if isinstance(format, GoesByName):
+        by_name = format.refuses_name
+        return lambda spec, name: by_name(name)
+    return lambda spec, name: format.refuses(spec.named(name))
 
 
 def add_in_pieces(writer: FormatWriter, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:

@@ -58,6 +58,15 @@ def refusal(spec: TensorSpec) -> str | None:
     return None
 
 
+def name_refusal(name: str) -> str | None:
+    """Return why ``.squizd`` cannot carry a tensor of this name that is like one which it carries."""
+    try:
+        _check_name(name)
+    except UnsupportedError as error:
+        return error.message
+    return None
+
+
 def compacted(spec: TensorSpec) -> str | None:
     """Return why a reader of the SQUIZD document could not use a tensor that can be carried; None if it could."""
     if spec.codec != BlocksLayout.codec or BlocksLayout.of(spec).whole:
@@ -132,11 +141,15 @@ def _block(spec: TensorSpec, layout: Layout, shape: tuple[int, ...]) -> Block:
     raise _refuse(f"it has blocks for {known}, this tensor is {layout.codec[:80]}; use .zt")
 
 
-def _check_common(spec: TensorSpec) -> None:
+def _check_name(name: str) -> None:
     try:
-        spec.name.encode()
+        name.encode()
     except UnicodeEncodeError as error:
-        raise _refuse(f"a name is UTF-8 text, found {spec.name!r}") from error
+        raise _refuse(f"a name is UTF-8 text, found {name!r}") from error
+
+
+def _check_common(spec: TensorSpec) -> None:
+    _check_name(spec.name)
     if len(spec.shape) > MAX_RANK:
         raise _refuse(f"it has at most {MAX_RANK} dimensions, found {len(spec.shape)}")
     if spec.dtype not in DTYPES:

@@ -200,6 +200,11 @@ class Written:
         else:
             self._data += _spelled_out(name, entry)
 
+    def add_encoded(self, entry: bytes) -> None:
+        """Add an entry as it will be written, its name included."""
+        self.count += 1
+        self._data += entry
+
     def mask(self, name: str, mask: tuple[int, int]) -> None:
         """Say where a late entry's mask is, and its bytes."""
         at, entry = self._late[name]
@@ -220,9 +225,9 @@ def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
     return msgspec.structs.replace(entry, mask=mask)
 
 
-def entry_size(entry: Entry) -> int:
-    """Return the bytes of an entry, less its name."""
-    return len(_spelled_out("", entry)) - 1
+def encoded(entry: Entry) -> bytes:
+    """Return an entry as it will be written, less its name."""
+    return _spelled_out("", entry)[1:]
 
 
 def _spelled_out(name: str, entry: Entry) -> bytes:

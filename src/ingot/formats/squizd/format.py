@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.squizd.carry import compacted, refusal
+from ingot.formats.squizd.carry import compacted, name_refusal, refusal
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
@@ -41,6 +41,10 @@ class SquizdFormat(SingleFile):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec) or (compacted(spec) if self.full_size else None)
+
+    def refuses_name(self, name: str) -> str | None:
+        """What has no form in UTF-8."""
+        return name_refusal(name)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By layer; see ``place.order``."""

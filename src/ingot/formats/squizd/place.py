@@ -14,7 +14,7 @@ from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, t
 from ingot.model.checkpoint import group_by_layer
 from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import TensorSpec, kinds_of, names_of
+from ingot.model.spec import ManySpecs, TensorSpec, kinds_of, names_of
 
 # Blocks that may stand in one file beside NPCL (section 5: one primary encoding; INT2's hybrid may hold INT4).
 _PRIMARY = ({ASTC}, {TCA}, {INT4}, {INT2, INT4})
@@ -164,6 +164,15 @@ class PlacedTensors:
 
     def __iter__(self) -> Iterator[Placed]:
         return map(self.__getitem__, range(len(self)))
+
+    def form(self, at: int) -> Form:
+        """Return how one lies in the file."""
+        return self._forms[self._form[at]]
+
+    def like(self, at: int) -> TensorSpec:
+        """Return the spec of one, or of another that differs in its name alone."""
+        specs = self.specs
+        return specs.of_kind(specs.numbers[at]) if isinstance(specs, ManySpecs) else specs[at]
 
     def forms(self) -> Iterator[Form]:
         """Yield how each tensor lies in the file."""

@@ -7,21 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.core import checksums
-from ingot.core.chunk_digests import PartDigests, StatedChunks, as_stated
+from ingot.core.chunk_digests import PartDigests, as_stated
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import settled
 from ingot.formats.squizd.carry import SCALE_ROLES, Form
-from ingot.formats.squizd.directory import Entry, Written
+from ingot.formats.squizd.directory import Written
 from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
-from ingot.formats.squizd.place import Cursor, Placed, Placement, Tables
+from ingot.formats.squizd.place import Cursor, Placed, Placement
 from ingot.formats.squizd.scales import table_header
+from ingot.formats.squizd.templates import Template, entry_of, template
 from ingot.model.bytesource import Buffer, Sink
-from ingot.model.layouts.ids import file_id
+from ingot.model.spec import TensorSpec
 
 Blob = tuple[int, int, str]
 _CRC = "crc32c"
+_MOST = 256  # templates that are kept
 
 
 class _Role:
@@ -146,6 +148,7 @@ class Section:
         self.order = Order(placement.tensors.specs)
         self.cursor = Cursor(start, placement.layer_count)
         self.entries = Written()
+        self._templates: dict[int, Template] = {}
         self.mask_of: dict[str, int] = {}  # bit i: block i is kept
         self._masks: list[list[bytes]] = [[] for _ in range(placement.layer_count)]
         self._mask_places: dict[str, tuple[int, int, int]] = {}
@@ -177,24 +180,33 @@ class Section:
         self.abandon()
         return record
 
-    def add(self, placed: Placed, data: memoryview) -> dict[str, Any]:
+    def add(self, spec: TensorSpec, form: Form, layer: int, data: memoryview) -> dict[str, Any]:
         """Write all of a tensor that ``is_plain``, which ``order`` has counted; return what ``restore`` needs."""
-        block, digest = placed.form.block, self._digest
-        gap, offset = self.cursor.block(placed.layer, block.lead)
+        block, digest = form.block, self._digest
+        gap, offset = self.cursor.block(layer, block.lead)
         self._flush_masks()
         self._sink.write_at(gap, b"".join((bytes(offset - gap), block.header, data)))
-        crc, end = checksums.digest(_CRC, data), offset + block.lead + data.nbytes
-        role = block.pieces[0].role
-        record = {
-            "name": placed.spec.name,
-            "blobs": [(offset + block.lead, data.nbytes, crc)],
+        crc, begin = checksums.digest(_CRC, data), offset + block.lead
+        self.cursor.tail = end = begin + data.nbytes
+        text = crc if digest == _CRC else digest and checksums.digest(digest, data)
+        self.entries.add_encoded(self._template(spec, form).entry(spec.name, layer, offset, text))
+        return {
+            "name": spec.name,
+            "blobs": [(begin, data.nbytes, crc)],
             "end": end,
-            "digests": {} if digest is None else {role: crc if digest == _CRC else checksums.digest(digest, data)},
+            "digests": {} if text is None else {block.pieces[0].role: text},
             "chunks": {},
             "mask": "",
         }
-        self._accept(placed, offset, record)
-        return record
+
+    def _template(self, spec: TensorSpec, form: Form) -> Template:
+        """Return the entry of a tensor that ``is_plain``; one has the form of those alone that differ in their names."""
+        found = self._templates.get(id(form))  # nobody else's: the placement keeps it
+        if found is None:
+            if len(self._templates) >= _MOST:
+                self._templates.clear()
+            found = self._templates[id(form)] = template(spec, form, self._digest)
+        return found
 
     def restore(self, placed: Placed, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it."""
@@ -268,29 +280,3 @@ def is_plain(form: Form, nbytes: int) -> bool:
         return False
     piece = block.pieces[0]
     return 0 < nbytes == piece.length and piece.start == block.lead
-
-
-def entry_of(
-    placed: Placed,
-    offset: int,
-    tables: Tables,
-    tables_start: int,
-    digests: dict[str, str],
-    chunks: dict[str, StatedChunks],
-) -> Entry:
-    """Return the directory's entry of a tensor; its mask, which follows later, aside."""
-    spec, form = placed.spec, placed.form
-    return Entry(
-        shape=spec.shape,
-        dtype=spec.dtype,
-        codec=file_id(spec.codec),
-        layer=placed.layer,
-        offset=offset,
-        params=dict(spec.params),
-        scales=form.scale_dtype,
-        zeros=any(part.role == "zeros" for part in spec.parts),
-        first=(tables.first_at(tables_start, placed), form.first) if form.first else None,
-        second=None if form.second is None else (tables.second_at(tables_start, placed), form.second),
-        digests=digests,
-        chunks=chunks,
-    )

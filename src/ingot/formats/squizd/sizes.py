@@ -5,10 +5,10 @@ from __future__ import annotations
 from ingot.core import cbor, checksums, chunk_digests
 from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import draft_placement
-from ingot.formats.squizd.directory import VERSION, Directory, Entry, Written, build, entry_size, size_of, with_mask
+from ingot.formats.squizd.directory import VERSION, Directory, Entry, Written, build, encoded, size_of, with_mask
 from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align, split_metadata
 from ingot.formats.squizd.place import Placed, Placement, Tables, lay_out, layers_of, place
-from ingot.formats.squizd.section import entry_of
+from ingot.formats.squizd.templates import entry_of
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.spec import names_of
@@ -61,7 +61,7 @@ def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[
             begun = behind.get(layer, 0)
             entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + begun, form.mask_bytes))
             behind[layer] = begun + form.mask_bytes
-        size = entry_size(entry)
+        size = len(encoded(entry))
         if not form.first and form.mask_bytes is None:  # no other offsets than that of the block
             known[key] = size
         said += size

@@ -32,7 +32,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import TensorSpec
+from ingot.model.spec import TensorSpec, kinds_of
 
 
 class SquizdWriter:
@@ -86,11 +86,12 @@ class SquizdWriter:
         whole = small(spec, parts)
         if whole is None or self._open is not None or self._order.done >= len(self._specs):
             return add_in_pieces(self, spec, parts)
-        placed = self._placement.tensors[self._order.done]
-        if not spec.is_like(placed.spec) or not is_plain(placed.form, whole.nbytes):
+        tensors, at = self._placement.tensors, self._order.done
+        form = tensors.form(at)
+        if not spec.is_like(tensors.like(at)) or not is_plain(form, whole.nbytes):
             return add_in_pieces(self, spec, parts)
         self._order.whole(spec.name)
-        record = self._section.add(placed, whole)
+        record = self._section.add(spec, form, tensors.layers[at], whole)
         return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -158,13 +159,13 @@ class SquizdWriter:
 
     def _sparsity(self) -> Sparsity:
         """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""
+        if all(spec.codec != BlocksLayout.codec for spec in kinds_of(self._specs)[0].values()):
+            return Sparsity()
         pruned = {
             placed.spec.name: (placed.layer, BlocksLayout.of(placed.spec))
             for placed in self._placement.tensors
             if placed.spec.codec == BlocksLayout.codec
         }
-        if not pruned:
-            return Sparsity()
         shares: dict[int, list[float]] = {}
         for name, (layer, layout) in pruned.items():
             blocks = block_count(layout.channels, layout.block)

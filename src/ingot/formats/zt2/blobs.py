@@ -13,15 +13,19 @@ class Blobs:
     def at(self, length: int, crc: str) -> list[int]:
         """Return the offsets of blobs, in the order in which they came."""
         key = _key(length, crc)
-        return [self._first[key], *self._more.get(key, ())] if key in self._first else []
+        first = self._first.get(key)
+        return [] if first is None else [first, *self._more.get(key, ())]
 
     def add(self, length: int, crc: str, offset: int) -> bool:
         """Note a blob; return whether it was not known."""
-        if offset in self.at(length, crc):
-            return False
         key = _key(length, crc)
-        if self._first.setdefault(key, offset) != offset:
-            self._more.setdefault(key, []).append(offset)
+        first = self._first.get(key)
+        if first is None:
+            self._first[key] = offset
+            return True
+        if first == offset or offset in self._more.get(key, ()):
+            return False
+        self._more.setdefault(key, []).append(offset)
         return True
 
 

@@ -99,7 +99,11 @@ class Entries:
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Add the entry of a tensor, each name once; errors as ``cbor.dumps``."""
-        self._data += cbor.dumps([{name: entry}], sort=True)[2:]  # as deep as it lies in the root
+        self.add_encoded(name, cbor.dumps([{name: entry}], sort=True)[2:])  # as deep as it lies in the root
+
+    def add_encoded(self, name: str, entry: bytes) -> None:
+        """Add an entry as it will be written, its name included."""
+        self._data += entry
         self._names.append(name)
         self._starts.append(len(self._data))
 
@@ -112,18 +116,17 @@ class Entries:
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the bytes of a manifest with these entries, in pieces; the same entries give the same, in any order."""
-        yield bytes([_MAP | 1 + bool(shards) + bool(metadata)])
-        if shards:
-            yield _pair("shards", shards)
-        count = bytearray(cbor.dumps(len(self._names)))
-        count[0] |= _MAP  # the head of a map of so many is spelled as the number is
-        yield cbor.dumps("objects") + count
+        before, behind = around(len(self._names), metadata, shards)
+        yield before
         view, starts = memoryview(self._data), self._starts
         order = self._in_order()
         for first in range(0, len(order), _AT_ONCE):
             yield b"".join(view[starts[at] : starts[at + 1]] for at in order[first : first + _AT_ONCE])
-        if metadata:
-            yield _pair("attributes", metadata)
+        yield behind
+
+    def size(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
+        """Return the bytes of a manifest with these entries."""
+        return len(self._data) + sum(map(len, around(len(self._names), metadata, shards)))
 
     def _in_order(self) -> list[int]:
         """Return the entries as the deterministic encoding has them: by the bytes of names, whose number comes first.
@@ -134,6 +137,15 @@ class Entries:
         for at, name in enumerate(self._names):
             by_length.setdefault(len(name.encode()), []).append(at)
         return [at for size in sorted(by_length) for at in sorted(by_length[size], key=self._names.__getitem__)]
+
+
+def around(count: int, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return what comes before so many entries in a manifest, and behind them."""
+    entries = bytearray(cbor.dumps(count))
+    entries[0] |= _MAP  # the head of a map of so many is spelled as the number is
+    head = bytes([_MAP | 1 + bool(shards) + bool(metadata)])
+    before = head + (_pair("shards", shards) if shards else b"") + cbor.dumps("objects") + entries
+    return before, _pair("attributes", metadata) if metadata else b""
 
 
 def _pair(key: str, value: Any) -> bytes:

@@ -14,7 +14,8 @@ from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.shards import shard_file
-from ingot.formats.zt2.specs import ALGORITHMS, blobs_end, file_size, manifest_size, stand_ins
+from ingot.formats.zt2.sizes import Said, blobs_end, file_size, stand_ins
+from ingot.formats.zt2.specs import ALGORITHMS
 from ingot.formats.zt2.writer import Zt2Writer, write_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
@@ -46,13 +47,13 @@ def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest:
     """Return the bytes of all files if no two parts were equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
-    entries, shards, total = Entries(), dict[str, Any](), align(len(MAGIC)) + FOOTER
+    nbytes, shards, total = 0, dict[str, Any](), align(len(MAGIC)) + FOOTER
     for index, specs in enumerate(members):
-        described, end = stand_ins(specs, digest, _label(index))
-        entries.update(described)
+        said, end = stand_ins(specs, digest, _label(index))
+        nbytes += said.nbytes
         shards[_label(index)] = {"size": end + FOOTER, "digest": digest_of(_algorithm(digest), b"")}
         total += end + FOOTER
-    return total + manifest_size(entries, artifact.metadata, shards)
+    return total + Said(len(artifact.tensors), nbytes).manifest(artifact.metadata, shards)
 
 
 def _algorithm(digest: str | None) -> str:

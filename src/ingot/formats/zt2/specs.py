@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ingot.core import cbor
-from ingot.core.checksums import digest as digest_of
 from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt.specs import is_plain
-from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, align
-from ingot.formats.zt2.manifest import MAX_NAME, Entries, Object
+from ingot.formats.zt2.layout import CANONICAL
+from ingot.formats.zt2.manifest import MAX_NAME, Object
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.profiles import meaning, ways
 from ingot.formats.zt2.rules import check_names, check_object
 from ingot.formats.zt2.types import ITEM_BYTES, types_here, types_stored
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 
 _HERE = "to be written"
@@ -49,6 +49,18 @@ def refusal(spec: TensorSpec) -> str | None:
     except IngotError as error:
         return error.message
     return None
+
+
+def name_refusal(name: str) -> str | None:
+    """Return why the container cannot carry a tensor of this name that is like one which it takes."""
+    if name.isascii() and breaks_no_rule(name):
+        return None
+    return refusal(TensorSpec(name, (1,), "u8", DenseLayout.codec, (PartSpec(DATA, "u8", 1),)))
+
+
+def breaks_no_rule(name: str) -> bool:
+    """Whether a tensor's name is one that the container takes; of some that it takes this is not told."""
+    return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name
 
 
 def is_simple(spec: TensorSpec) -> bool:
@@ -90,21 +102,6 @@ def written_as(spec: TensorSpec) -> Written:
         rule="zt2.meaning",
         where=spec.name,
     )
-
-
-class Sayings:
-    """How tensors are written, one after the other: of those that differ in their names alone it is asked once."""
-
-    def __init__(self) -> None:
-        self._last: TensorSpec | None = None
-        self._written = Written("", {})
-
-    def of(self, spec: TensorSpec) -> Written:
-        """Return how a tensor is written; errors as of ``written_as``."""
-        plain = 0 < 4 * len(spec.name) <= MAX_NAME and "\0" not in spec.name
-        if self._last is None or not plain or not spec.is_like(self._last):
-            self._written, self._last = written_as(spec), spec
-        return self._written
 
 
 def _means_same(spec: TensorSpec, written: Written) -> bool:
@@ -171,42 +168,3 @@ def describe(spec: TensorSpec, written: Written, places: Mapping[str, Placed]) -
         parts[written.roles.get(part.role, part.role)] = {"dtype": dtype, "blob": [offset, length], **stated}
     entry: dict[str, Any] = {"shape": list(spec.shape), "layout": written.layout, "parts": parts}
     return {**entry, "attributes": dict(written.attributes)} if written.attributes else entry
-
-
-def manifest_size(entries: Entries, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
-    """Return the bytes of a manifest."""
-    return sum(map(len, entries.manifest(metadata, shards)))
-
-
-def blobs_end(tail: int, spec: TensorSpec) -> int:
-    """Return where a tensor's blobs end that begin behind ``tail``; an unknown length counts as the most it can be."""
-    parts: Sequence[PartSpec] = spec.parts if len(spec.parts) == 1 else in_order(spec, written_as(spec))
-    for part in parts:
-        tail = align(tail) + part.at_most
-    return tail
-
-
-def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None = None) -> tuple[Entries, int]:
-    """Return what a manifest says of tensors if no two parts are equal, and where their blobs end.
-
-    Digests stand in for those that are not known yet; an unknown length counts as the most that it can be.
-    """
-    algorithm = ALGORITHMS[digest]
-    stand_in = None if algorithm is None else digest_of(algorithm, b"")
-    tail = len(MAGIC)
-    entries, sayings = Entries(), Sayings()
-    for spec in specs:
-        written = sayings.of(spec)
-        places: dict[str, Placed] = {}
-        for part in in_order(spec, written):
-            tail = align(tail)
-            places[part.role] = Placed(tail, part.at_most, stand_in, shard)
-            tail += part.at_most
-        entries.add(spec.name, describe(spec, written, places))
-    return entries, tail
-
-
-def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the bytes of the file if no two parts were equal; an unknown length counts as the most that it can be."""
-    entries, tail = stand_ins(specs, digest)
-    return align(tail) + manifest_size(entries, metadata, {}) + FOOTER

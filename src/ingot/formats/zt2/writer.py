@@ -17,6 +17,7 @@ from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
+from ingot.formats.zt2.kinds import ByKind, Template, template
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.meaning import Written
@@ -25,16 +26,13 @@ from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import (
     ALGORITHMS,
     Placed,
-    Sayings,
+    breaks_no_rule,
     check_written,
     describe,
     in_order,
-    is_simple,
-    manifest_size,
     written_as,
 )
 from ingot.model.bytesource import Buffer, Sink
-from ingot.model.layouts.dense import DATA
 from ingot.model.spec import PartSpec, TensorSpec
 
 _PIECE = 1 << 20
@@ -108,7 +106,8 @@ class Zt2Writer:
         self._base, self._named = base, set[str]()
         self._order = Order(specs, name)
         self.amend(metadata)
-        self.entries, self._sayings = Entries(), Sayings()
+        self.entries, self._sayings = Entries(), ByKind(written_as)
+        self._templates = ByKind(partial(template, algorithm=self._algorithm, shard=shard))
         self._tail = len(MAGIC)
         self._loose: tuple[int, int] | None = None  # of bytes behind the tail that are no blob's
         self._parts: dict[str, _Writing] = {}
@@ -177,12 +176,14 @@ class Zt2Writer:
 
     def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
         """Write a whole tensor whose stored bytes are at hand."""
-        whole = small(spec, parts) if self._base is None and is_simple(spec) else None
-        return add_in_pieces(self, spec, parts) if whole is None else self._add_small(spec, whole)
+        form = self._templates.of(spec) if self._base is None and breaks_no_rule(spec.name) else None
+        whole = None if form is None else small(spec, parts)
+        if form is None or whole is None:
+            return add_in_pieces(self, spec, parts)
+        return self._add_small(spec, form, whole)
 
-    def _add_small(self, spec: TensorSpec, data: memoryview) -> dict[str, Any]:
+    def _add_small(self, spec: TensorSpec, form: Template, data: memoryview) -> dict[str, Any]:
         """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
-        written = self._sayings.of(spec)
         self._order.whole(spec.name)
         self._start()
         size, crc = data.nbytes, checksums.digest("crc32c", data)
@@ -194,7 +195,7 @@ class Zt2Writer:
             self._sink.write_at(offset, data)
             self._take(offset, size, crc)
         digest = None if self._algorithm is None else checksums.digest(self._algorithm, data)
-        self.entries.add(spec.name, describe(spec, written, {DATA: Placed(offset, size, digest, self._shard)}))
+        self.entries.add_encoded(spec.name, form.entry(spec.name, offset, digest))
         return {"name": spec.name, "blobs": [[self._name, offset, size, crc]], "digests": [digest]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -365,7 +366,7 @@ def write_manifest(
 
     Raises ``UnsupportedError`` ``zt2.manifest-too-large``.
     """
-    size = manifest_size(entries, metadata, shards)
+    size = entries.size(metadata, shards)
     if size > MAX_MANIFEST:
         raise UnsupportedError(
             f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}", rule="zt2.manifest-too-large"

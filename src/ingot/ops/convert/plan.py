@@ -27,6 +27,7 @@ from ingot.formats.base import (
     FullSize,
     WriteOptions,
 )
+from ingot.formats.many import refusing
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
@@ -118,13 +119,14 @@ def _planned(
 ) -> Iterator[Step | _Open | int]:
     """Yield for each tensor its step, or the position of one of which its own is the like."""
     tensors = source.many
+    refuses = refusing(format)
     known: dict[Hashable, tuple[int, TensorSpec]] = {}
     for position, name in enumerate(tensors):
         decision, kind = decisions.get(name, _KEEP), tensors.kind(name)
         key = None if kind is None or decision.choice is not None else (kind, decision.rule_label)
         if key in known:
             like, spec = known[key]
-            if format.refuses(spec.named(name)) is None:
+            if refuses(spec, name) is None:
                 yield like
                 continue
         # Errors are measured against what a tensor was before views changed its values.

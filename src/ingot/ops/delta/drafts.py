@@ -8,7 +8,7 @@ from ingot.engine.alike import Steps
 from ingot.engine.pair import Diff
 from ingot.engine.work import Step
 from ingot.formats.base import Format
-from ingot.formats.many import GoesByName
+from ingot.formats.many import refusing
 from ingot.model.delta import Change
 from ingot.ops.delta.draft import Drafted, refused
 from ingot.ops.delta.pairs import Pairs
@@ -25,7 +25,7 @@ class Drafts:
 
     def __init__(self, pairs: Pairs, format: Format) -> None:
         self._pairs, self._format = pairs, format
-        self._by_name = format if isinstance(format, GoesByName) else None
+        self._refuses = refusing(format)
         self.steps = Steps(pairs.tensors)
         self.changes: dict[str, Change] = {}
         self.exact = bytearray()
@@ -59,13 +59,10 @@ class Drafts:
         Raises ``UnsupportedError`` ``delta.container`` where the container does not take it under this name.
         """
         number = self._kinds[kind]
-        first, format = self.steps.first(number), self._format
-        if self._by_name is not None:
-            reason = self._by_name.refuses_name(name)
-        else:
-            reason = format.refuses(first.spec.named(name))
+        first = self.steps.first(number)
+        reason = self._refuses(first.spec, name)
         if reason is not None:
-            raise refused(format.name, reason).at(name)
+            raise refused(self._format.name, reason).at(name)
         self.steps.repeat(name, number)
         self._note(name, "apply", first.tensor.dtype, exact=first.exact)
 
