@@ -200,7 +200,7 @@ class Section:
         }
 
     def _template(self, spec: TensorSpec, form: Form) -> Template:
-        """Return the entry of a tensor that ``is_plain``; one has the form of those alone that differ in their names."""
+        """Return the entry of a tensor that ``is_plain``; those of a form differ in their names alone."""
         found = self._templates.get(id(form))  # nobody else's: the placement keeps it
         if found is None:
             if len(self._templates) >= _MOST:

@@ -31,7 +31,7 @@ class Template(NamedTuple):
 
 
 def template(spec: TensorSpec, form: Form, algorithm: str | None) -> Template:
-    """Return the entry of a tensor in one part without scales and mask. All digests of an algorithm are equally long."""
+    """Return the entry of a tensor in one part without scales and mask; digests of an algorithm are equally long."""
     digest = None if algorithm is None else checksums.digest(algorithm, b"")
     digests = {} if digest is None else {form.block.pieces[0].role: digest}
     whole = encoded(entry_of(Placed(spec, form, _LAYER), _OFFSET, Tables(), 0, digests, {}))

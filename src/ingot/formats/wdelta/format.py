@@ -27,6 +27,7 @@ class WdeltaFormat(SingleFile):
     digests = False
     shards = False
     attachments: tuple[str, ...] = ()
+    per_tensor = 1536  # of errors that were measured and of the report, with room to grow
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
