@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -25,6 +26,17 @@ from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
 from ingot.model.report import Column, Figure, Line, Report, Shown, Table
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.check.comparisons import (
+    DIFFERS,
+    EQUAL,
+    IDENTICAL,
+    ONLY_A,
+    ONLY_B,
+    SHAPE,
+    UNKNOWN,
+    Comparisons,
+    TensorComparison,
+)
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.convert.graphs import facing
 from ingot.ops.open import address_of
@@ -35,34 +47,12 @@ from ingot.stores.table import location_of
 if TYPE_CHECKING:
     from ingot.ops.cluster.spread import Opened
 
-IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
-ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
-
 _CHUNK = 1 << 20
 _NONE = ErrorStats()
 
 Pair = tuple[Tensor, Tensor]
-ByPair = Callable[[Sequence[Pair], Progress], Iterable["TensorComparison"]]
+ByPair = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 """Compares tensors, and tells what each pair gave, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorComparison:
-    """One name in either checkpoint.
-
-    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
-    A``,
-    ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as numbers.
-    """
-
-    name: str
-    status: str
-    detail: str = ""
-    stats: ErrorStats | None = None
-
-    @property
-    def same(self) -> bool:
-        return self.status in (IDENTICAL, EQUAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +86,27 @@ class CompareReport(Shown):
 
     def report(self, top: int = 0) -> Report:
         """Return all comparisons; people get the ``top`` first, all for 0."""
-        counts = Counter(item.status for item in self.tensors)
-        total, shown = self.total, self.tensors[: top or None]
+        found = replace(self, tensors=list(self.tensors))  # asked for many times below, each made once
+        counts = Counter(item.status for item in found.tensors)
+        total, shown = found.total, found.tensors[: top or None]
         figures = [
             Figure("a", self.a),
             Figure("b", self.b),
-            Figure("same", self.same, "flag"),
+            Figure("same", found.same, "flag"),
             Figure("counts", {_words(*item): item[1] for item in counts.items()}, "counts", data=False),
-            Figure("compared", self.compared, "count", data=False),
+            Figure("compared", found.compared, "count", data=False),
             Figure("max_abs", total.max_abs, "number", data=False),
             Figure("rms", total.rms, "number", data=False),
             Figure("snr", total.snr_db, "decibels", data=False),
             Figure("cosine", total.cosine, "cosine", data=False),
-            Figure("more", len(self.tensors) - len(shown), "count", data=False),
+            Figure("more", len(found.tensors) - len(shown), "count", data=False),
         ]
         lines = [Line("{counts}" if counts else "no tensors")]
-        if self.scored:  # equal tensors beside what could not be compared are no score
-            scope = "over all" if self.compared == len(self.tensors) else "over the {compared} compared"
+        if found.scored:  # equal tensors beside what could not be compared are no score
+            scope = "over all" if found.compared == len(found.tensors) else "over the {compared} compared"
             lines.append(Line(f"{scope}: max {{max_abs}}, RMS {{rms}}, SNR {{snr}}, cosine {{cosine}}"))
-        closing = [Line("... and {more} more (--top 0 shows all)")] if len(shown) < len(self.tensors) else []
-        tables = [_table("tensors", self.tensors, shown=False), _table("", shown, data=False)]
+        closing = [Line("... and {more} more (--top 0 shows all)")] if len(shown) < len(found.tensors) else []
+        tables = [_table("tensors", found.tensors, shown=False), _table("", shown, data=False)]
         return Report(figures, lines, tables, closing)
 
 
@@ -200,11 +191,11 @@ def _sides(options: CompareOptions, *, whole: bool) -> Iterator[tuple[Checkpoint
 
 def compared(
     first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None, by_pair: ByPair | None = None
-) -> list[TensorComparison]:
+) -> Comparisons:
     """Return all comparisons of two ``sides``, worst first; ``by_pair`` compares two tensors, by default here."""
     pairs, alone = _pairs(first, second)
     state = Progress(first.nbytes + second.nbytes, progress)
-    return sorted([*alone, *(by_pair or _here)(pairs, state)], key=_badness)
+    return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
 
 
 def _elsewhere(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
@@ -265,26 +256,33 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     return pair[0], pair[1]
 
 
-def _badness(item: TensorComparison) -> tuple[int, float, str]:
-    order = 0 if item.status in (ONLY_A, ONLY_B, SHAPE, UNKNOWN) else 1 if item.status == DIFFERS else 2
-    return order, item.stats.snr_db if item.stats else 0.0, item.name
-
-
-def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], list[TensorComparison]]:
+def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Iterator[TensorComparison]]:
     """Return the tensors that are compared, and what is said of the others."""
     others = renamed(first, second)
+    names = [name for name in first if name in second]
+    return _Pairs(first.many, second.many, [*names, *others], others), _alone(first, second, others)
+
+
+def _alone(first: Checkpoint, second: Checkpoint, others: Mapping[str, str]) -> Iterator[TensorComparison]:
     there = set(others.values())
-    alone = [TensorComparison(name, ONLY_B) for name in second if name not in first and name not in there]
-    alone += [TensorComparison(name, ONLY_A) for name in first if name not in second and name not in others]
-    names = [(name, name) for name in first if name in second]
-    return _Pairs(first.many, second.many, [*names, *others.items()]), alone
+    for name in second:
+        if name not in first and name not in there:
+            yield TensorComparison(name, ONLY_B)
+    for name in first:
+        if name not in second and name not in others:
+            yield TensorComparison(name, ONLY_A)
 
 
 class _Pairs(Sequence[Pair]):
-    """Tensors to compare, of two checkpoints; each made when it is asked for, and not kept."""
+    """Tensors to compare, of two checkpoints; each made when it is asked for, and not kept.
 
-    def __init__(self, first: Many[Tensor], second: Many[Tensor], names: Sequence[tuple[str, str]]) -> None:
-        self._first, self._second, self._names = first, second, names
+    ``names`` are those of the first; ``others`` tells which of these have another one in the second.
+    """
+
+    def __init__(
+        self, first: Many[Tensor], second: Many[Tensor], names: Sequence[str], others: Mapping[str, str]
+    ) -> None:
+        self._first, self._second, self._names, self._others = first, second, names, others
 
     def __len__(self) -> int:
         return len(self._names)
@@ -297,9 +295,9 @@ class _Pairs(Sequence[Pair]):
 
     def __getitem__(self, index: int | slice) -> Pair | Sequence[Pair]:
         if isinstance(index, slice):
-            return _Pairs(self._first, self._second, self._names[index])
-        name, other = self._names[index]
-        return self._first.passing(name), self._second.passing(other)
+            return _Pairs(self._first, self._second, self._names[index], self._others)
+        name = self._names[index]
+        return self._first.passing(name), self._second.passing(self._others.get(name, name))
 
 
 def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:

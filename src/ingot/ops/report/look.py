@@ -20,7 +20,8 @@ from ingot.model.report import Bits, Bytes, Ratio, Shape
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.plan import ChipSum, load_chips, plan_checkpoint
-from ingot.ops.check.compare import TensorComparison, compared, renamed, sides
+from ingot.ops.check.compare import compared, renamed, sides
+from ingot.ops.check.comparisons import TensorComparison
 from ingot.ops.check.options import CompareOptions
 from ingot.ops.check.overview import delta_lines
 from ingot.ops.check.receipt import receipt_of, told
