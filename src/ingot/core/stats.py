@@ -54,7 +54,8 @@ class ErrorStats:
         """Signal-to-noise ratio 10 log10(sum r^2 / sum (r - x)^2) in decibels; infinite without error."""
         if self.squared_error == 0:
             return inf
-        return 10 * log10(self.squared_reference / self.squared_error) if self.squared_reference else -inf
+        ratio = self.squared_reference / self.squared_error  # 0 where the squares are too far apart for one
+        return 10 * log10(ratio) if ratio else -inf
 
     @property
     def cosine(self) -> float:

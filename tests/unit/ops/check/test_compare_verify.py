@@ -100,6 +100,14 @@ def test_figures_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stats.cosine == pytest.approx((r * x).sum() / np.sqrt((r**2).sum() * (x**2).sum()))
 
 
+def test_an_error_too_large_for_a_ratio_is_the_worst(tmp_path: Path) -> None:
+    ingot.save(tmp_path / "a.zt", {"x": np.array([1e-160, 1.0])})
+    ingot.save(tmp_path / "b.zt", {"x": np.array([1e-160, 1e200])})
+    stats = ingot.compare(tmp_path / "a.zt", tmp_path / "b.zt").tensors[0].stats
+    assert stats is not None
+    assert stats.snr_db == -np.inf
+
+
 def test_nan_equals_itself_and_nothing_else(tmp_path: Path) -> None:
     a = np.array([1.0, np.nan, np.inf], np.float32)
     b = np.array([1.0, 2.0, np.inf], np.float32)
