@@ -18,7 +18,6 @@ import ingot
 from ingot.core import checksums
 from ingot.core.atomic import JOURNAL
 from ingot.errors import IngotError, UsageError
-from ingot.model.bytesource import Buffer
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.stores.local import LocalSink, LocalTarget
@@ -61,7 +60,8 @@ class Journal:
         lines = [{"fingerprint": self._fingerprint}, *records]
         self._sink, self._end = self._target.create(JOURNAL), 0
         self._sink.truncate(0)
-        self._write(b"".join(map(_line, lines)))
+        self._lines = bytearray().join(map(_line, lines))
+        self._hand_over()
         self._sink.flush()
 
     def append(self, record: Mapping[str, Any], nbytes: int = _WORTH) -> None:
@@ -75,13 +75,11 @@ class Journal:
                 self._waiting = 0
 
     def _hand_over(self) -> None:
-        lines, self._lines = self._lines, bytearray()
-        self._write(lines)
-
-    def _write(self, data: Buffer) -> None:
+        """Write what waits: kept until it is written, as ``close`` comes after whatever stopped a run."""
         assert self._sink is not None
-        self._sink.write_at(self._end, data)
-        self._end += len(data)
+        lines = self._lines
+        self._sink.write_at(self._end, lines)
+        self._end, self._lines = self._end + len(lines), bytearray()
 
     def close(self) -> None:
         """Close the file; it stays where it is."""
