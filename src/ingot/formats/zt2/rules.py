@@ -72,13 +72,22 @@ def _check_shard(file: str, name: str, shard: Shard) -> None:
 
 
 def check_names(where: str, names: Iterable[str]) -> None:
-    """Refuse, by rule ``zt2.name``, names that are empty, too long or hold a NUL."""
+    """Refuse, by rule ``zt2.name``, names that are empty, too long, hold a NUL or have no form in UTF-8."""
     for name in names:
-        size = len(name.encode())
-        if not 0 < size <= MAX_NAME or "\0" in name:
+        if not 0 < utf8_bytes(name) <= MAX_NAME or "\0" in name:
             raise FormatError(
-                "zt2.name", f"expected names of 1 to {MAX_NAME} bytes without NUL, found {name[:40]!r}", where=where
+                "zt2.name",
+                f"expected names of 1 to {MAX_NAME} bytes of UTF-8 without NUL, found {name[:40]!r}",
+                where=where,
             )
+
+
+def utf8_bytes(name: str) -> int:
+    """Return the bytes of a name in UTF-8; 0 where it has no such form."""
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def plain(name: str, obj: Object) -> bool:

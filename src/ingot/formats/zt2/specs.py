@@ -16,7 +16,7 @@ from ingot.formats.zt2.layout import CANONICAL
 from ingot.formats.zt2.manifest import MAX_NAME, Object
 from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.profiles import meaning, ways
-from ingot.formats.zt2.rules import check_names, check_object
+from ingot.formats.zt2.rules import check_names, check_object, utf8_bytes
 from ingot.formats.zt2.types import ITEM_BYTES, types_here, types_stored
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -53,14 +53,14 @@ def refusal(spec: TensorSpec) -> str | None:
 
 def name_refusal(name: str) -> str | None:
     """Return why the container cannot carry a tensor of this name that is like one which it takes."""
-    if name.isascii() and breaks_no_rule(name):
+    if breaks_no_rule(name):
         return None
     return refusal(TensorSpec(name, (1,), "u8", DenseLayout.codec, (PartSpec(DATA, "u8", 1),)))
 
 
 def breaks_no_rule(name: str) -> bool:
     """Whether a tensor's name is one that the container takes; of some that it takes this is not told."""
-    return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name
+    return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or utf8_bytes(name) > 0)
 
 
 def is_simple(spec: TensorSpec) -> bool:

@@ -111,6 +111,22 @@ def test_dense_tensors_at_once_and_in_pieces_give_the_same_file() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("name", ["", "\0", "\ud800", "b" * 1025, "ü" * 513])
+def test_names_that_break_a_rule_are_refused_before_a_byte_is_written(name: str) -> None:
+    first = TensorSpec("a", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),))
+    spec = first.named(name)
+    for reason in (Zt2Format().refuses(spec), Zt2Format().refuses_name(name)):
+        assert reason is not None and "names of 1 to 1024 bytes" in reason
+    target = MemoryTarget()
+    writer: Any = Zt2Format().writer(target, "x.zt", Artifact([first, spec], {}), WriteOptions())
+    writer.add(first, {"data": bytes(8)})
+    before = bytes(target.files["x.zt"])
+    with pytest.raises(IngotError) as caught:
+        writer.add(spec, {"data": bytes(range(8))})
+    assert caught.value.rule == "zt2.name"
+    assert bytes(target.files["x.zt"]) == before
+
+
 def test_what_is_plainly_fine_is_so_closely() -> None:
     for dtype, bytes_each in ITEM_BYTES.items():
         spec = TensorSpec("w", (3,), dtype, DenseLayout.codec, (PartSpec("data", dtype, 3 * bytes_each),))
