@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "kernels/palette_least.h"
@@ -100,7 +101,7 @@ void reach(const float* before, const float* after, std::size_t k, float* reach,
         const Floats part = load_floats(columns[v] + c) - after[a * kSize + v];
         square += part * part;
       }
-      store_floats(away + c, square);
+      store_floats(away + c, smaller(square, all(std::numeric_limits<float>::max())));  // NaNs have no order
       const Ints within = square * kLess < reach[a] * reach[a];
       most = larger(within ? load_floats(moved + c) : Floats{}, most);
     }

@@ -31,6 +31,7 @@ class Draw {
   Draw(const PalettePoints& at, const Scratch& to) : at_(at), to_(to) {
     std::fill(to_.distance, to_.distance + at.n, std::numeric_limits<double>::infinity());
     std::fill(to_.limits, to_.limits + at.n, std::numeric_limits<float>::infinity());
+    std::fill(to_.blocks, to_.blocks + at.n / kBlock + 1, std::numeric_limits<double>::infinity());  // NaNs never come nearer
     for (std::size_t i = 0; i < at.n; ++i)
       for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * at.n + i] = at.points[i * kNumbers + v];
   }

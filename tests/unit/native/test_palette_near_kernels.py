@@ -169,3 +169,37 @@ def test_means_are_of_sums_in_several_rows() -> None:
     total = totals.sum(axis=0)
     means = (total[:10].reshape(5, 2) / np.maximum(total[10:], 1)[:, None]).astype(np.float32)
     assert np.array_equal(after, np.where(total[10:, None] > 0, means, centroids))
+
+
+@pytest.mark.parametrize("set_name", isa.available_isas())
+def test_reaches_are_numbers_where_centroids_are_none(set_name: str) -> None:
+    centroids, reach = cloud("normal", 100, 4), np.zeros(100, np.float32)
+    centroids[10:] = np.nan
+    used = isa.isa()
+    isa.set_isa(set_name)
+    try:
+        native.kernels.palette_reach(None, centroids, reach, np.zeros(100, np.float32))
+    finally:
+        isa.set_isa(used)
+    assert np.isfinite(reach).all()
+
+
+@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("blocks", [0, 3, 4096])
+def test_points_that_are_no_numbers_stay_infinitely_far_from_what_was_drawn(blocks: int, set_name: str) -> None:
+    points, draws = cloud("normal", 64 * (blocks + 8) + 5, 2), rng(8).random(20)
+    points[512 : 512 + 64 * blocks] = np.nan
+    chosen, away = [3], np.full(len(points), np.inf)
+    for draw in draws:
+        parts = (points.astype(np.float64) - points[chosen[-1]].astype(np.float64)) ** 2
+        squares = parts[:, 0] + parts[:, 1]
+        away = np.where(squares < away, squares, away)
+        sums = np.cumsum(away)
+        chosen.append(min(int(np.searchsorted(sums, draw * sums[-1], "right")), len(points) - 1))
+    found, used = np.full(21, 3, np.uint64), isa.isa()
+    isa.set_isa(set_name)
+    try:
+        native.kernels.palette_spread(points, draws, found)
+    finally:
+        isa.set_isa(used)
+    assert found.tolist() == chosen
