@@ -29,18 +29,21 @@ def test_lines_that_wait_are_there_once_the_journal_is_closed(tmp_path: Path) ->
 def test_a_run_that_is_stopped_while_lines_are_handed_over_loses_none(
     nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, names = Journal(LocalTarget(tmp_path, late=True), "f"), list[str]()
+    journal, names = Journal(LocalTarget(tmp_path, late=True), "f"), [f"t{at}" for at in range(300)]
     journal.start([])
+    told = iter(names)
 
     def stopped(offset: int, data: object) -> None:
         raise KeyboardInterrupt
 
+    def run() -> None:
+        for name in told:
+            journal.append(record(name), nbytes)
+
     with monkeypatch.context() as patched:
         patched.setattr(journal._sink, "write_at", stopped)
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                names.append(f"t{len(names)}")
-                journal.append(record(names[-1]), nbytes)
+            run()
     journal.close()
     found = Journal(LocalTarget(tmp_path), "f").earlier()
-    assert [each["written"]["name"] for each in found] == names
+    assert [*(each["written"]["name"] for each in found), *told] == names
