@@ -28,8 +28,9 @@ _NO_SUMS = _SUMS.pack(-1, 0, 0, 0, 0, 0, 0, 0)
 class TensorComparison:
     """One name in either checkpoint.
 
-    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in A``,
-    ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as numbers.
+    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
+    A``, ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as
+    numbers.
     """
 
     name: str
