@@ -6,12 +6,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ingot.core import manifest_digest
+from ingot.core.checksums import Buffer
 from ingot.core.columns import numbers
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.dense_columns import DenseColumns, DenseTensors
 from ingot.formats.foreign import CUT_OFF
+from ingot.formats.headers import Headers, Place, kept
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Entries, Header, parse
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -23,13 +25,14 @@ from ingot.model.tensor import Tensor
 
 
 class File(NamedTuple):
-    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` its header's bytes."""
+    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` its header's
+    bytes, or where they lie."""
 
     name: str
     source: ByteSource
     header: Header
     start: int
-    raw: bytes
+    raw: Buffer | Place
 
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
@@ -97,7 +100,7 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
         stated = header.metadata.get(manifest_digest.KEY)
         if stated is not None and verify:
             manifest_digest.check_json(raw, stated, name)
-        return File(name, source, header, start, raw)
+        return File(name, source, header, start, kept(raw, source, PREFIX))
     except BaseException:
         source.close()
         raise
@@ -123,4 +126,5 @@ def _header_length(source: ByteSource, name: str) -> int:
 def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read one file as a checkpoint; errors as ``open_file``."""
     file = open_file(store, name, verify=verify)
-    return Catalog(tensors_of([file]), metadata=file.header.metadata, headers={name: file.raw}, sources=(file.source,))
+    headers = Headers({name: file.raw})
+    return Catalog(tensors_of([file]), metadata=file.header.metadata, headers=headers, sources=(file.source,))

@@ -130,7 +130,8 @@ _NAMES = tuple(STRATEGIES)
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
     """All entries of a header that break no rule. ``rest`` is the header without them, which is still to be parsed;
-    ``alike`` has for each the first that was spelled as it is, or itself."""
+    ``alike`` has for each the first that was spelled as it is, or itself. ``data`` has the texts of ``decimals``, each
+    once: what else was decoded is not kept."""
 
     rows: Index
     rest: bytes
@@ -220,18 +221,50 @@ def entry_columns(data: Buffer, version: int) -> EntryColumns | None:
     strategy, shape, kind, base, sparsity, fraction, elements, columns, outliers, layout, *refs = table.columns
     if set(kind.texts) - {"float32"} or not _refer(strategy, refs):
         return None
+    texts = _Texts(data, table.alike)
+    decimals = texts.of(sparsity), texts.of(fraction)
     made = EntryColumns(
         table.rows,
         table.rest,
         table.alike,
-        data,
+        bytes(texts.found),
         strategy,
         shape,
         base,
-        (sparsity, fraction),
+        decimals,
         (elements, columns, outliers, layout),
     )
     return made if made.sound(version) else None
+
+
+class _Texts:
+    """Gathers texts of entries out of ``data``, each different one once; ``alike`` tells which are spelled the same."""
+
+    def __init__(self, data: Buffer, alike: memoryview) -> None:
+        self._data = data
+        self._firsts, self._numbers = np.unique(numbers(alike), return_inverse=True)
+        self._known: dict[bytes, int] = {}
+        self.found = bytearray()
+
+    def of(self, column: Column) -> Column:
+        """Return a column of spans of ``data`` as one of spans of what was gathered."""
+        spans = np.array([self._place(column.span(row)) for row in self._firsts.tolist()], np.int64).reshape(-1, 2)
+        begins, lengths = (_found(each, self._numbers) for each in spans.T)
+        return Column((begins, lengths, b"", [], []))
+
+    def _place(self, span: slice | None) -> tuple[int, int]:
+        if span is None:
+            return ABSENT, 0
+        text = bytes(self._data[span])
+        begin = self._known.setdefault(text, len(self.found))
+        if begin == len(self.found):
+            self.found += text
+        return begin, len(text)
+
+
+def _found(values: Array, numbers: Array) -> bytes | tuple[int, int]:
+    """Return what ``Column`` takes of the values that these are the numbers of."""
+    return (int(values[0]), numbers.size) if np.unique(values).size == 1 else values[numbers].tobytes()
 
 
 def _refer(strategy: Column, refs: Sequence[Column]) -> bool:
