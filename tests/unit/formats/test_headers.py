@@ -1,0 +1,57 @@
+"""Headers that are read again, and the texts that are kept of those of a delta."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import ingot
+from ingot.formats.headers import Headers, Place
+from ingot.formats.wdelta.entries import entry_columns
+from ingot.ops.open import open_source
+
+
+def test_a_large_header_is_read_again_and_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"a.long.name.of.a.tensor.{number}": np.zeros(2, np.float32) for number in range(1000)}, path)
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    source = open_source(path)
+    try:
+        headers = source.catalog.headers
+        assert isinstance(headers, Headers)
+        assert isinstance(headers._found[path.name], Place)
+        assert bytes(headers[path.name]) == raw[8 : 8 + length]
+        assert list(headers) == [path.name]
+        assert path.name in headers
+        assert "other" not in headers
+    finally:
+        source.close()
+
+
+def test_identities_of_small_and_large_headers_tell_their_bytes(tmp_path: Path) -> None:
+    found = []
+    for count in (1, 1000):
+        path = tmp_path / f"{count}.safetensors"
+        save_file({f"a.long.name.of.a.tensor.{number}": np.zeros(2, np.float32) for number in range(count)}, path)
+        with ingot.open(path) as checkpoint:
+            first, second = checkpoint.identity(), checkpoint.identity()
+        assert first == second
+        found.append(first)
+    assert found[0] != found[1]
+
+
+def test_sparsities_are_those_that_entries_state() -> None:
+    stated = [0.5, None, 0.25, 0.5, 0.125, None, 1e-3, 0]
+    entries = {
+        f"t{number}": {"strategy": "sparse", "shape": [number + 1, 2], "dtype": "float32"}
+        | ({} if sparsity is None else {"sparsity": sparsity})
+        | {field: {"_ref": field} for field in ("indices", "values")}
+        for number, sparsity in enumerate(stated)
+    }
+    header = {"parent_hash": "0" * 64, "strategy": "sparse", "tensors": entries}
+    columns = entry_columns(json.dumps(header, separators=(",", ":")).encode(), 1)
+    assert columns is not None
+    assert [columns.entry(row).sparsity for row in range(len(stated))] == stated
+    assert len(columns.data) == len("".join(map(str, {0.5, 0.25, 0.125, 1e-3, 0})))
