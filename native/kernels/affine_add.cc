@@ -1,9 +1,6 @@
 // out = round(base + w) with w = s * (q - z) or s * q + z: each step rounded to f32, then once to the element type;
 // spec/affine.md, "Adding". One pass: unpack a chunk of codes, then each group in registers. `out` may be `base`.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 intrinsics (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "kernels/affine_add.h"
 
 #include "kernels/affine_value.h"
@@ -59,8 +56,7 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
     if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
     __m256 q = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed));
     if (kZero == Zero::point) q = _mm256_sub_ps(q, zeros);
-    const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i));
-    const __m256 wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(from), 16));
+    const __m256 wide = load_eight<Dtype::bf16>(base + i);
     q = _mm256_mul_ps(scales, q);
     if (kZero == Zero::offset) q = _mm256_add_ps(q, zeros);
     const __m256 sum = _mm256_add_ps(q, wide);

@@ -1,8 +1,5 @@
 // w = s * (q - z) or s * q + z in f32, then one rounding to the target: spec/affine.md, "Decoding".
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "kernels/affine_value.h"
 #include "kernels/bits.h"
 #include "kernels/floats.h"

@@ -1,10 +1,7 @@
 // Sixteen partial sums side by side, as vectors of the machine's width, and the codes of one block as numbers.
 // Every lane computes the same at any width: results do not depend on the instruction set.
 #pragma once
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 intrinsics (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include <bit>
 #include <cstring>
 

@@ -1,9 +1,6 @@
 // Quantizers of the affine family: spec/affine.md, "Quantizers". Scales are rounded to their stored type before they are
 // used; divisions are true divisions; sums have a fixed order.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "kernels/affine_choose.h"
 #include "kernels/affine_levels.h"
 #include "kernels/affine_search.h"

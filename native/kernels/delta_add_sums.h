@@ -43,27 +43,24 @@ std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n
   return i;
 }
 #elif defined(__AVX2__)
-// Eight bf16 in the low halves of lanes, rounded as number_to_bf16; `odd` gets a mark where one is a NaN.
+// Eight bf16 in the low halves of lanes; `nan` gets a mark where a sum is one.
 template <bool kLess>
-inline __m256i add_eight(const float* d, __m128i base, __m256& odd) {
-  const __m256 wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(base), 16)), by = _mm256_loadu_ps(d);
+inline __m256i add_eight(const float* d, const std::uint16_t* base, __m256& nan) {
+  const __m256 wide = load_eight<Dtype::bf16>(base), by = _mm256_loadu_ps(d);
   const __m256 sum = kLess ? _mm256_sub_ps(wide, by) : _mm256_add_ps(by, wide);
-  odd = _mm256_or_ps(odd, _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
-  const __m256i bits = _mm256_castps_si256(sum);
-  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even), 16);
+  nan = _mm256_or_ps(nan, _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(eight_numbers(sum), 16);
 }
 
-// Sixteen bf16 at a time, up to those with a NaN among them.
+// Sixteen bf16 at a time, up to those with a NaN among them: compilers swap operands, and with them which NaN
+// prevails.
 template <bool kLess>
 std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    const __m128i* from = reinterpret_cast<const __m128i*>(base + i);
-    __m256 odd = _mm256_setzero_ps();
-    const __m256i low = add_eight<kLess>(d + i, _mm_loadu_si128(from), odd);
-    const __m256i high = add_eight<kLess>(d + i + 8, _mm_loadu_si128(from + 1), odd);
-    if (_mm256_movemask_ps(odd)) [[unlikely]]
+    __m256 nan = _mm256_setzero_ps();
+    const __m256i low = add_eight<kLess>(d + i, base + i, nan), high = add_eight<kLess>(d + i + 8, base + i + 8, nan);
+    if (_mm256_movemask_ps(nan)) [[unlikely]]
       break;
     const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0b11011000);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), both);

@@ -20,6 +20,18 @@ inline Floats load_floats(const float* from) {
   std::memcpy(&found, from, sizeof found);
   return found;
 }
+// As many doubles as a register holds. GCC 12 makes several instructions of a vector's conversion.
+inline Doubles load_doubles(const float* from) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
+#elif defined(__AVX__)
+  return _mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  float __attribute__((vector_size(kVectorBytes / 2))) found;
+  std::memcpy(&found, from, sizeof found);
+  return __builtin_convertvector(found, Doubles);
+#endif
+}
 inline void store_floats(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
 inline Floats all(float what) { return Floats{} + what; }
 // The same, but that -0 stays what it is: a move, where that is an addition.

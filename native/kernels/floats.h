@@ -102,14 +102,27 @@ struct Element<Dtype::f64> {
 template <Dtype kDtype>
 using TypeOf = typename Element<kDtype>::Type;
 
+#if defined(__AVX2__)
+// Element<kDtype>::load of eight elements.
+template <Dtype kDtype>
+inline __m256 load_eight(const TypeOf<kDtype>* from) {
+  if constexpr (kDtype == Dtype::f32) {
+    return _mm256_loadu_ps(from);
+  } else {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    if constexpr (kDtype == Dtype::f16) return _mm256_cvtph_ps(eight);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
+  }
+}
+#endif
+
 // Widens `n` elements to f32 (f64 is rounded).
 template <Dtype kDtype>
 inline void load_block(const TypeOf<kDtype>* __restrict in, std::size_t n, float* __restrict out) {
   std::size_t i = 0;
-#if defined(__F16C__)
+#if defined(__AVX2__)
   if constexpr (kDtype == Dtype::f16)
-    for (; i + 8 <= n; i += 8)
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, load_eight<kDtype>(in + i));
 #elif defined(INGOT_NEON)
   if constexpr (kDtype == Dtype::f16)
     for (; i + 8 <= n; i += 8) {
@@ -122,14 +135,19 @@ inline void load_block(const TypeOf<kDtype>* __restrict in, std::size_t n, float
 }
 
 #if defined(__AVX2__)
+// number_to_bf16 for eight, in the high halves of lanes.
+inline __m256i eight_numbers(__m256 values) {
+  const __m256i bits = _mm256_castps_si256(values);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+
 // Element<kDtype>::store for eight values.
 template <Dtype kDtype>
 inline __m128i store_eight(__m256 values) {
   if constexpr (kDtype == Dtype::f16)
     return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256i bits = _mm256_castps_si256(values);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i bits = _mm256_castps_si256(values), rounded = eight_numbers(values);
   const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
   const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/float_vectors.h"
+#include "kernels/palette_squares.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -18,8 +19,7 @@ namespace {
 constexpr float kFloor = 0x1p-10F;
 constexpr int kDrop = 14;
 constexpr std::int32_t kHalfKeys = 5184, kKeys = 2 * kHalfKeys;  // for magnitudes up to 1; larger ones have the last
-constexpr std::size_t kSample = std::size_t{1} << 15, kChunk = 512, kSoon = 24, kHalf = kWidth / 2;
-using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
+constexpr std::size_t kSample = std::size_t{1} << 15, kChunk = 512, kSoon = 24;
 
 inline std::int32_t key_of(float value) {
   const auto bits = std::bit_cast<std::int32_t>(value);
@@ -114,30 +114,21 @@ class Cells {
 
   double find_cells() {
     std::fill_n(to_.starts, to_.cells + 1, 0);
-    double squares = 0;
-    Doubles some{};
+    Squares squares;
     for (std::size_t first = 0; first < to_.n; first += kChunk) {
       const std::size_t n = std::min(kChunk, to_.n - first);
       std::int32_t keys[kChunk * kNumbers];
       const float* const at = points_ + first * kNumbers;
       for (std::size_t i = 0; i < n * kNumbers; ++i) keys[i] = key_of(at[i]);
-      std::size_t i = 0;
-      for (; i + kHalf <= n * kNumbers; i += kHalf) {
-        Narrow few;
-        std::memcpy(&few, at + i, sizeof few);
-        const Doubles wide = __builtin_convertvector(few, Doubles);
-        some += wide * wide;
-      }
-      for (; i < n * kNumbers; ++i) squares += static_cast<double>(at[i]) * static_cast<double>(at[i]);
-      for (i = 0; i < n; ++i) {
+      squares.add(at, n * kNumbers);
+      for (std::size_t i = 0; i < n; ++i) {
         unsigned cell = 0;
         for (std::size_t v = 0; v < kNumbers; ++v) cell |= axes_[v].bits[static_cast<std::size_t>(keys[i * kNumbers + v])];
         places_[first + i] = static_cast<std::uint16_t>(cell);
         ++to_.starts[cell + 1];
       }
     }
-    for (std::size_t lane = 0; lane < kHalf; ++lane) squares += some[lane];
-    return squares;
+    return squares.sum();
   }
 
   void place() {

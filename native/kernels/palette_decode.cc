@@ -1,7 +1,5 @@
 // Indices to table entries (core/palette.h). Entries are bits of 2, 4, 8 or 16 bytes: what they mean is the caller's.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 headers (GCC bug 105593)
-#endif
+#include "kernels/gcc_headers.h"
 #include "core/palette.h"
 
 #include <algorithm>

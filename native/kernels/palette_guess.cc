@@ -1,9 +1,6 @@
 // What Lloyd's steps by slacks begin with (spec/palette.md, "Vectors"): a centroid for each point that is near it as a rule, and how far
 // each centroid reaches.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,28 +9,13 @@
 
 #include "kernels/palette_least.h"
 #include "kernels/palette_near.h"
+#include "kernels/palette_squares.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr float kLess = 0.99999F;
-constexpr std::size_t kSquares = 4096, kNeighbours = 32, kMost = 256, kHalf = kWidth / 2;
-using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
-
-double sum_of_squares(const float* at, std::size_t n) {
-  Doubles some{};
-  std::size_t i = 0;
-  for (; i + kHalf <= n; i += kHalf) {
-    Narrow few;
-    std::memcpy(&few, at + i, sizeof few);
-    const Doubles wide = __builtin_convertvector(few, Doubles);
-    some += wide * wide;
-  }
-  double squares = 0;
-  for (; i < n; ++i) squares += static_cast<double>(at[i]) * static_cast<double>(at[i]);
-  for (std::size_t lane = 0; lane < kHalf; ++lane) squares += some[lane];
-  return squares;
-}
+constexpr std::size_t kSquares = 4096, kNeighbours = 32, kMost = 256;
 
 // A grid of kSquares over three standard deviations each way, and what lies nearest to the middle of each square of it.
 template <int kSize>
@@ -72,7 +54,9 @@ class Guess {
 
 template <int kSize>
 double guess(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteSlacks& found) {
-  const double squares = sum_of_squares(at.points, at.n * kSize);
+  Squares all_squares;
+  all_squares.add(at.points, at.n * kSize);
+  const double squares = all_squares.sum();
   const double mean = at.n ? squares / static_cast<double>(at.n * kSize) : 0;
   const auto near = std::make_unique<Guess<kSize>>(static_cast<float>(std::sqrt(mean)), centroids, k);
   for (std::size_t i = 0; i < at.n; ++i) {

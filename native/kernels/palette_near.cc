@@ -1,10 +1,7 @@
 // A step of Lloyd's on points of which is known how much farther than their own other centroids lie at least (spec/palette.md,
 // "Vectors"). Where moves of centroids use that up, those near the point's own are tried, the nearest to it first, until the triangle
 // inequality keeps all others away, with room for rounding: codes are those of trying all.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "kernels/palette_near.h"
 
 #include <algorithm>
@@ -30,7 +27,6 @@ class Near {
  public:
   Near(const PaletteReach& from, const PaletteSlacks& found) : from_(from), found_(found) {
     for (std::size_t c = 0; c < kMost + kFour; ++c) {
-      numbers_[c] = static_cast<std::int32_t>(c);
       for (std::size_t v = 0; v < kNumbers; ++v) {
         const float place = c < from.k ? from.centroids[c * kNumbers + v] : kNowhere;
         places_[c * kNumbers + v] = place;
@@ -165,7 +161,7 @@ class Near {
     for (std::size_t c = 0;;) {
       for (std::size_t each = 0; each < kFour; ++each) {
         const std::size_t number = order.some[c + each];
-        found.see(places_ + number * kNumbers, numbers_[number]);
+        found.see(places_ + number * kNumbers, static_cast<std::int32_t>(number));
       }
       c += kFour;
       away = order.far[c / kFour] - own;
@@ -184,7 +180,7 @@ class Near {
 
   void try_all(std::size_t a, Least<kSize>& found, std::size_t first, std::size_t count) {
     found.begin();
-    for (std::size_t c = 0; c < from_.k; ++c) found.see(places_ + c * kNumbers, numbers_[c]);
+    for (std::size_t c = 0; c < from_.k; ++c) found.see(places_ + c * kNumbers, static_cast<std::int32_t>(c));
     keep(a, found, all(std::numeric_limits<float>::infinity()), first, count);
   }
 
@@ -264,7 +260,6 @@ class Near {
   float* slacks_ = nullptr;
   alignas(kVectorBytes) float places_[(kMost + kFour) * kNumbers];
   alignas(kVectorBytes) float columns_[kNumbers][kMost + kFour];
-  std::int32_t numbers_[kMost + kFour];
   std::uint32_t open_[kChunk + kWidth], sorted_[kChunk];
   float rows_[(kChunk + kWidth) * kNumbers];  // the numbers of points, sorted
   Order orders_[kMost];

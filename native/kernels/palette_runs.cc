@@ -1,9 +1,6 @@
 // What exact k-means in one dimension spends its time on (spec/palette.md, "Codebooks"): the values of a histogram in ascending
 // order, and the best partition for a penalty. Sums of doubles, without contraction: the same on every machine.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
 #include <cstring>

@@ -90,9 +90,7 @@ class Draw {
   void lower(std::size_t i) {
     Doubles squares{}, least;
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      Narrow few;
-      std::memcpy(&few, to_.columns + v * at_.n + i, sizeof few);
-      const Doubles away = __builtin_convertvector(few, Doubles) - centre_[v];
+      const Doubles away = load_doubles(to_.columns + v * at_.n + i) - centre_[v];
       squares = v ? squares + away * away : away * away;
     }
     std::memcpy(&least, to_.distance + i, sizeof least);

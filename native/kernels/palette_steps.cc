@@ -1,9 +1,6 @@
 // A step of Lloyd's on points in cells (spec/palette.md, "Vectors"): centroids that are nearest nowhere in a cell are not tried
 // for its points, and where one is left that all points have already, none is looked at.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
 #include <cstring>

@@ -4,10 +4,7 @@
 // 2010), with room for what rounding does, so that codes and sums are those of trying all. Where sums are exact, they change by the
 // points that move alone. Of many centroids of pairs few are
 // nearest anywhere in a square of the plane: a grid of these, made anew each time, takes the place of bounds.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
 #include <cmath>

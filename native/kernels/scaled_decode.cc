@@ -1,9 +1,6 @@
 // Codes to scale * value (core/scaled.h): one product in f32, then one rounding to the target. Tables of up to 16 entries
 // stay in a register: sixteen products a group, then shuffles.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // both of GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "core/scaled.h"
 
 #include <algorithm>

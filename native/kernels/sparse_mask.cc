@@ -1,8 +1,6 @@
 // Values between a dense array and the kept ones alone, by a mask of one bit per element, bit 0 of a byte first
 // (spec/sparse_mask.md). Elements are bits of 1, 2, 4 or 8 bytes.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own AVX-512 headers (GCC bug 105593)
-#endif
+#include "kernels/gcc_headers.h"
 #include <bit>
 #include <cstring>
 

@@ -5,13 +5,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/float_vectors.h"
 #include "kernels/floats.h"
 #include "kernels/kernels.h"
-#include "kernels/vectors.h"
-
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
 
 namespace ingot::INGOT_ISA {
 namespace {
@@ -20,8 +16,8 @@ constexpr std::size_t kBlock = 256;
 constexpr std::size_t kLanes = 8;
 constexpr std::int64_t kRest = 0x7fffffffffffffff;  // of a double, without its sign
 
-constexpr std::size_t kWidth = sizeof(Doubles) / sizeof(double);
-constexpr std::size_t kVectors = kLanes / kWidth;  // of them hold the eight partial sums
+constexpr std::size_t kDoubles = sizeof(Doubles) / sizeof(double);
+constexpr std::size_t kVectors = kLanes / kDoubles;  // of them hold the eight partial sums
 
 struct Sums {
   Doubles squared_error[kVectors] = {};
@@ -56,18 +52,7 @@ inline Doubles load(const double* from) {
   return found;
 }
 
-// GCC makes several instructions of a vector's conversion.
-inline Doubles load(const float* from) {
-#if defined(__AVX512F__)
-  return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
-#elif defined(__AVX__)
-  return _mm256_cvtps_pd(_mm_loadu_ps(from));
-#else
-  float __attribute__((vector_size(kVectorBytes / 2))) found;
-  std::memcpy(&found, from, sizeof found);
-  return __builtin_convertvector(found, Doubles);
-#endif
-}
+inline Doubles load(const float* from) { return load_doubles(from); }
 
 // `a > b ? a : b`, of which compilers make two instructions.
 inline Doubles larger(Doubles a, Doubles b) {
@@ -102,7 +87,7 @@ bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
     Doubles squared_error = sums.squared_error[v], squared_reference = sums.squared_reference[v];
     Doubles squared_other = sums.squared_other[v], dot = sums.dot[v], max_abs = sums.max_abs[v];
     Longs same = sums.same[v];
-    for (std::size_t i = v * kWidth; i < n; i += kLanes) {
+    for (std::size_t i = v * kDoubles; i < n; i += kLanes) {
       const Doubles r = load(one + i), x = load(two + i), error = r - x;
       if constexpr (std::is_same_v<T, double>) special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
       squared_error += error * error;
@@ -122,7 +107,7 @@ bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
     now.squared_reference[v] = squared_reference, now.squared_other[v] = squared_other, now.dot[v] = dot;
     now.max_abs[v] = max_abs, now.same[v] = same;
   }
-  for (std::size_t lane = 0; lane < kWidth; ++lane)
+  for (std::size_t lane = 0; lane < kDoubles; ++lane)
     if (special[lane]) return false;
   if constexpr (kAll)
     sums = now;
@@ -174,9 +159,9 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    const double largest = sums.max_abs[lane / kWidth][lane % kWidth];
+    const double largest = sums.max_abs[lane / kDoubles][lane % kDoubles];
     stats.max_abs = largest > stats.max_abs ? largest : stats.max_abs;
-    stats.different -= static_cast<std::size_t>(sums.same[lane / kWidth][lane % kWidth]);
+    stats.different -= static_cast<std::size_t>(sums.same[lane / kDoubles][lane % kDoubles]);
   }
   stats.squared_error = fold(sums.squared_error);
   stats.squared_reference = fold(sums.squared_reference);

@@ -1,9 +1,6 @@
 // Bit streams through a trellis to scale * value (core/trellis.h): a window of each column's stream is looked up; one
 // product in f32, then one rounding to the target.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "core/trellis.h"
 
 #include <algorithm>

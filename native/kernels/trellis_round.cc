@@ -1,9 +1,6 @@
 // Choosing streams: of least weighed error, with feedback between columns (GPTQ, arXiv 2210.17323), and down the error
 // under two factors. Sums have one order at any width of vectors.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC's own AVX-512 headers (GCC bug 105593)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/gcc_headers.h"
 #include "core/trellis.h"
 
 #include <algorithm>

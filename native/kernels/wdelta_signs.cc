@@ -74,17 +74,6 @@ float leaf_sum(const float* in, std::size_t n) {
 }
 
 #if defined(__AVX2__)
-template <Dtype kDtype>
-inline __m256 wide_eight(const TypeOf<kDtype>* from) {
-  if constexpr (kDtype == Dtype::f32) {
-    return _mm256_loadu_ps(from);
-  } else {
-    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    if constexpr (kDtype == Dtype::f16) return _mm256_cvtph_ps(eight);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
-  }
-}
-
 // leaf_sum and pack_signs of `n` differences, a multiple of eight: what a NaN among them is makes no difference.
 template <Dtype kDtype>
 float encode_leaf(const TypeOf<kDtype>* tuned, const TypeOf<kDtype>* base, std::size_t n, std::uint8_t* out) {
@@ -92,7 +81,7 @@ float encode_leaf(const TypeOf<kDtype>* tuned, const TypeOf<kDtype>* base, std::
   const __m256i turned = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);  // the first value in the highest bit
   __m256 running = _mm256_setzero_ps();
   for (std::size_t i = 0; i < n; i += 8) {
-    const __m256 by = _mm256_sub_ps(wide_eight<kDtype>(tuned + i), wide_eight<kDtype>(base + i));
+    const __m256 by = _mm256_sub_ps(load_eight<kDtype>(tuned + i), load_eight<kDtype>(base + i));
     running = _mm256_add_ps(running, _mm256_and_ps(by, rest));
     const __m256 plus = _mm256_cmp_ps(_mm256_permutevar8x32_ps(by, turned), _mm256_setzero_ps(), _CMP_GE_OQ);
     out[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(plus));
