@@ -1,53 +1,32 @@
-"""Headers of opened files. Few ask for their bytes, which are many where tensors are: large ones are read again."""
+"""Headers of opened files, for the few who ask for their bytes: large ones are read again rather than kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from ingot.core.checksums import Buffer
 from ingot.model.bytesource import ByteSource
+from ingot.model.lazy import Made
 from ingot.model.ranges import is_distant, read_joined
+
+ReadHeader = Callable[[], Buffer]
+"""Returns a header's bytes."""
 
 _SMALL = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a header lies."""
+def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
+    """Return what gives the header that was read at ``offset``, as long as the source is open.
 
-    source: ByteSource
-    offset: int
-    length: int
-
-
-def kept(raw: Buffer, source: ByteSource, offset: int) -> Buffer | Place:
-    """Return what to keep of a header that was read at ``offset``: its bytes where they are few, or far away."""
-    length = len(raw)
-    return raw if length <= _SMALL or is_distant(source) else Place(source, offset, length)
-
-
-class Headers(Mapping[str, Buffer]):
-    """The bytes of headers by file, of those that ``kept`` left where they lie as long as their sources are open.
-
-    Such are what the file that was opened has by now: who may not work with another goes by its stamp too. Errors as of
-    ``ByteSource.readinto``.
+    One of more than 64 KiB in a local file is read again each time: it gives what the file holds by then, and raises as
+    ``ByteSource.readinto`` does. Who has to notice a changed file compares its stamp.
     """
+    if len(raw) <= _SMALL or is_distant(source):
+        return lambda: raw
+    return partial(read_joined, source, [(offset, len(raw))])
 
-    __slots__ = ("_found",)
 
-    def __init__(self, found: Mapping[str, Buffer | Place]) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> Buffer:
-        held = self._found[name]
-        return read_joined(held.source, [(held.offset, held.length)]) if isinstance(held, Place) else held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
+def headers_of(found: Mapping[str, ReadHeader]) -> Mapping[str, Buffer]:
+    """Return the bytes of headers by file."""
+    return Made(found, lambda name: found[name]())

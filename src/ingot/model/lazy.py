@@ -1,9 +1,10 @@
-"""The one lazy mapping: what readers, ``ingot.open`` and views hand out under names."""
+"""The one lazy mapping, of readers, ``ingot.open`` and views, and the one lazy sequence, of reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
 
 from ingot.model.bulk import Bulk
 
@@ -95,6 +96,37 @@ class Made(Many[T]):
 
     def kind(self, name: str) -> Hashable:
         return None if self._kind is None else self._kind(name)
+
+
+class MadeSequence(Sequence[T]):
+    """Values that are made each time that they are asked for; equal to a list of the same."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _make(self, index: int) -> T:
+        """Return one, ``index`` from 0 on."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        places = range(len(self))[index]
+        return self._make(places) if isinstance(places, int) else [self._make(place) for place in places]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (MadeSequence, list)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 def as_many(values: Mapping[str, T]) -> Many[T]:

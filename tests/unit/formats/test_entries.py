@@ -78,7 +78,7 @@ def test_an_entry_of_container_2_made_of_a_template_is_the_described_one(shape, 
             text = algorithm and checksums.digest(algorithm, name.encode())
             place = {"data": Placed(offset, 2 * math.prod(shape), text, shard)}
             whole = cbor.dumps([{name: describe(spec.named(name), written_as(spec), place)}], sort=True)[2:]
-            assert form.entry(name, offset, text) == whole
+            assert form.entry(name, (offset,), text) == whole
 
 
 def test_there_is_no_template_for_what_is_not_a_plain_dense_tensor():
@@ -99,7 +99,7 @@ def test_an_entry_of_a_directory_made_of_a_template_is_the_described_one(shape, 
             text = algorithm and checksums.digest(algorithm, name.encode())
             digests = {} if text is None else {"data": text}
             whole = entry_of(SquizdPlaced(spec, form, layer), offset, Tables(), 0, digests, {})
-            assert made.entry(name, layer, offset, text) == cbor.dumps(name) + encoded(whole)
+            assert made.entry(name, (layer, offset), text) == cbor.dumps(name) + encoded(whole)
 
 
 def test_blobs_of_one_length_and_checksum_are_all_told():

@@ -151,13 +151,13 @@ class Cloud:
         self._bounds = np.zeros(len(points), np.float32)
         self._before: Array | None = None
         self._totals: tuple[Array, Array] | None = None
-        self._cells: cells.Cells | near.Near | None = None
+        self._searcher: cells.Cells | near.Near | None = None
 
     def assign(self, centroids: Array) -> Array:
         """Return each point's nearest centroid, of equally near ones the first: u8."""
-        if self._cells:
-            self._cells.nearest(centroids)
-            return self._cells.codes()
+        if self._searcher:
+            self._searcher.nearest(centroids)
+            return self._searcher.codes()
         self.nearest(centroids)
         return self.codes
 
@@ -198,10 +198,10 @@ class Cloud:
         """Move centroids to the means of their points; one without points stays where it is."""
         if len(self._points) >= cells.LEAST and len(self._points) << self._digits <= _EXACT:
             if self._points.shape[1] == 4 and len(centroids) > near.MORE:
-                self._cells = near.Near(self._points, self._workers)
+                self._searcher = near.Near(self._points, self._workers)
             else:
-                self._cells = cells.Cells(self._points, len(centroids), self._workers)
-        step: _ByCells | _Exactly = _ByCells(self, self._cells) if self._cells else _Exactly(self)
+                self._searcher = cells.Cells(self._points, len(centroids), self._workers)
+        step: _Bounded | _Exactly = _Bounded(self, self._searcher) if self._searcher else _Exactly(self)
         for _ in range(rounds):
             gains, after = step(centroids)
             if not gains:
@@ -223,16 +223,16 @@ class _Exactly:
         return error < before * (1 - _STILL), np.where(counts[:, None] > 0, means, centroids)
 
 
-class _ByCells:
-    """The same by cells, which know about how large errors are: where that does not decide, all points are asked."""
+class _Bounded:
+    """The same by a search that tells two bounds of the error: where these do not decide, all points are asked."""
 
-    def __init__(self, cloud: Cloud, points: cells.Cells | near.Near) -> None:
-        self._cloud, self._points = cloud, points
+    def __init__(self, cloud: Cloud, searcher: cells.Cells | near.Near) -> None:
+        self._cloud, self._searcher = cloud, searcher
         self._before: tuple[float, float] = (np.inf, np.inf)
         self._centroids: Array | None = None
 
     def __call__(self, centroids: Array) -> tuple[bool, Array]:
-        low, high, after = self._points.nearest(centroids)
+        low, high, after = self._searcher.nearest(centroids)
         (least, most), self._before = self._before, (low, high)
         before, self._centroids = self._centroids, centroids
         if before is None or high < least * (1 - _STILL):

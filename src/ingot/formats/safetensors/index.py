@@ -18,7 +18,7 @@ from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.headers import Headers
+from ingot.formats.headers import headers_of
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import Carrier, tensor_bytes
 from ingot.formats.safetensors.reader import File, open_file, tensors_of
@@ -59,7 +59,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
     return Catalog(
         tensors_of(files),
         metadata=metadata,
-        headers=Headers({name: raw, **{file.name: file.raw for file in files}}),
+        headers=headers_of({name: lambda: raw, **{file.name: file.raw for file in files}}),
         sources=tuple(file.source for file in files),
         notes=(*notes, *differing),
     )

@@ -6,14 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ingot.core import manifest_digest
-from ingot.core.checksums import Buffer
 from ingot.core.columns import numbers
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.dense_columns import DenseColumns, DenseTensors
 from ingot.formats.foreign import CUT_OFF
-from ingot.formats.headers import Headers, Place, kept
+from ingot.formats.headers import ReadHeader, header_of, headers_of
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Entries, Header, parse
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -25,14 +24,13 @@ from ingot.model.tensor import Tensor
 
 
 class File(NamedTuple):
-    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` its header's
-    bytes, or where they lie."""
+    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` gives its header's bytes."""
 
     name: str
     source: ByteSource
     header: Header
     start: int
-    raw: Buffer | Place
+    raw: ReadHeader
 
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
@@ -100,7 +98,7 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
         stated = header.metadata.get(manifest_digest.KEY)
         if stated is not None and verify:
             manifest_digest.check_json(raw, stated, name)
-        return File(name, source, header, start, kept(raw, source, PREFIX))
+        return File(name, source, header, start, header_of(raw, source, PREFIX))
     except BaseException:
         source.close()
         raise
@@ -126,5 +124,5 @@ def _header_length(source: ByteSource, name: str) -> int:
 def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
     """Read one file as a checkpoint; errors as ``open_file``."""
     file = open_file(store, name, verify=verify)
-    headers = Headers({name: file.raw})
+    headers = headers_of({name: file.raw})
     return Catalog(tensors_of([file]), metadata=file.header.metadata, headers=headers, sources=(file.source,))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, as_stated
+from ingot.formats.entry_template import EntryTemplate
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import settled
@@ -17,7 +18,7 @@ from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
 from ingot.formats.squizd.place import Cursor, Placed, Placement
 from ingot.formats.squizd.scales import table_header
-from ingot.formats.squizd.templates import Template, entry_of, template
+from ingot.formats.squizd.templates import entry_of, template
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import TensorSpec
 
@@ -148,7 +149,7 @@ class Section:
         self.order = Order(placement.tensors.specs)
         self.cursor = Cursor(start, placement.layer_count)
         self.entries = Written()
-        self._templates: dict[int, Template] = {}
+        self._templates: dict[int, EntryTemplate] = {}
         self.mask_of: dict[str, int] = {}  # bit i: block i is kept
         self._masks: list[list[bytes]] = [[] for _ in range(placement.layer_count)]
         self._mask_places: dict[str, tuple[int, int, int]] = {}
@@ -189,7 +190,7 @@ class Section:
         crc, begin = checksums.digest(_CRC, data), offset + block.lead
         self.cursor.tail = end = begin + data.nbytes
         text = crc if digest == _CRC else digest and checksums.digest(digest, data)
-        self.entries.add_encoded(self._template(spec, form).entry(spec.name, layer, offset, text))
+        self.entries.add_encoded(self._template(spec, form).entry(spec.name, (layer, offset), text))
         return {
             "name": spec.name,
             "blobs": [(begin, data.nbytes, crc)],
@@ -199,7 +200,7 @@ class Section:
             "mask": "",
         }
 
-    def _template(self, spec: TensorSpec, form: Form) -> Template:
+    def _template(self, spec: TensorSpec, form: Form) -> EntryTemplate:
         """Return the entry of a tensor that ``is_plain``; those of a form differ in their names alone."""
         found = self._templates.get(id(form))  # nobody else's: the placement keeps it
         if found is None:

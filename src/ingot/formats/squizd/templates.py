@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from ingot.core import cbor, checksums
+from ingot.core import checksums
 from ingot.core.chunk_digests import StatedChunks
+from ingot.formats.entry_template import EntryTemplate
 from ingot.formats.squizd.carry import Form
 from ingot.formats.squizd.directory import Entry, encoded
 from ingot.formats.squizd.place import Placed, Tables
 from ingot.model.layouts.ids import file_id
 from ingot.model.spec import TensorSpec
 
-_LAYER, _OFFSET = 2**62, 2**62 + 1  # what stands for them: the first numbers of an entry that are so large
+_LAYER, _OFFSET = 2**62, 2**62 + 1  # stand for them: no number in front of them is as large
 
 
-class Template(NamedTuple):
-    """An entry of the directory, encoded, but for its tensor's name, layer, place, and the digest of its only part."""
-
-    before: bytes
-    between: bytes
-    behind: bytes
-    end: bytes
-
-    def entry(self, name: str, layer: int, offset: int, digest: str | None) -> bytes:
-        """Return the entry of one tensor, its name included."""
-        before, between, behind, end = self
-        text = b"" if digest is None else digest.encode()
-        return b"".join((cbor.dumps(name), before, cbor.dumps(layer), between, cbor.dumps(offset), behind, text, end))
-
-
-def template(spec: TensorSpec, form: Form, algorithm: str | None) -> Template:
-    """Return the entry of a tensor in one part without scales and mask; digests of an algorithm are equally long."""
+def template(spec: TensorSpec, form: Form, algorithm: str | None) -> EntryTemplate:
+    """Return the entry of a tensor in one part without scales and mask; its numbers are its layer and its offset."""
     digest = None if algorithm is None else checksums.digest(algorithm, b"")
     digests = {} if digest is None else {form.block.pieces[0].role: digest}
     whole = encoded(entry_of(Placed(spec, form, _LAYER), _OFFSET, Tables(), 0, digests, {}))
-    before, _, rest = whole.partition(cbor.dumps(_LAYER))
-    between, _, rest = rest.partition(cbor.dumps(_OFFSET))
-    behind, _, end = (rest, b"", b"") if digest is None else rest.rpartition(digest.encode())  # the last of an entry
-    return Template(before, between, behind, end)
+    return EntryTemplate(whole, (_LAYER, _OFFSET), digest)
 
 
 def entry_of(

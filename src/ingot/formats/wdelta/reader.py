@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.headers import Headers, kept
+from ingot.formats.headers import header_of, headers_of
 from ingot.formats.wdelta.bulk import SPARSE_FIELDS, sparse_bulk
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.entries import Entry
@@ -51,7 +51,7 @@ def read_catalog(source: ByteSource, name: str) -> Catalog:
     return Catalog(
         _tensors(source, header, spans, name),
         metadata=header.metadata(),
-        headers=Headers({name: kept(raw, source, PREFIX)}),
+        headers=headers_of({name: header_of(raw, source, PREFIX)}),
         sources=(source,),
         notes=_notes(header),
         check_whole=partial(check_digest, source),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from ingot.core import cbor
 from ingot.core.checksums import digest as digest_of
-from ingot.formats.zt.specs import is_plain
-from ingot.formats.zt2.specs import Placed, breaks_no_rule, describe, written_as
-from ingot.formats.zt2.types import ITEM_BYTES
+from ingot.formats.entry_template import EntryTemplate
+from ingot.formats.zt2.specs import Placed, breaks_no_rule, describe, is_dense_raw, written_as
 from ingot.model.layouts.dense import DATA
 from ingot.model.spec import TensorSpec
 
 T = TypeVar("T")
 
 _MOST = 256  # kinds that are known at a time
-_FAR = 2**63 - 1  # an offset, the first number of an entry that is as large as that
+_FAR = 2**63 - 1  # stands for an offset: no number in front of it is as large
 
 
 class ByKind(Generic[T]):
@@ -39,30 +38,12 @@ class ByKind(Generic[T]):
         return found
 
 
-class Template(NamedTuple):
-    """An entry of the manifest, encoded, but for its tensor's name, where its only part lies, and the part's digest."""
-
-    before: bytes
-    between: bytes
-    behind: bytes
-
-    def entry(self, name: str, offset: int, digest: str | None) -> bytes:
-        """Return the entry of one tensor, its name included."""
-        text = b"" if digest is None else digest.encode()
-        return b"".join((cbor.dumps(name), self.before, cbor.dumps(offset), self.between, text, self.behind))
-
-
-def template(spec: TensorSpec, algorithm: str | None, shard: str | None) -> Template | None:
-    """Return the entry of a dense tensor of a storage type, in one raw part that breaks no rule; None of others.
-
-    The spec's name breaks none. All digests of an algorithm are equally long.
-    """
-    if spec.dtype not in ITEM_BYTES or not is_plain(spec):
+def template(spec: TensorSpec, algorithm: str | None, shard: str | None) -> EntryTemplate | None:
+    """Return the entry of a tensor that ``is_dense_raw``, whose name breaks no rule; None of others."""
+    if not is_dense_raw(spec):
         return None
     digest = None if algorithm is None else digest_of(algorithm, b"")
     place = Placed(_FAR, spec.parts[0].at_most, digest, shard)
     entry = describe(spec, written_as(spec), {DATA: place})
     encoded = cbor.dumps([{"": entry}], sort=True)[3:]  # as deep as it lies in the root
-    before, _, rest = encoded.partition(cbor.dumps(_FAR))
-    between, _, behind = (rest, b"", b"") if digest is None else rest.partition(digest.encode())
-    return Template(before, between, behind)
+    return EntryTemplate(encoded, [_FAR], digest)

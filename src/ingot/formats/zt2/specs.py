@@ -59,20 +59,18 @@ def name_refusal(name: str) -> str | None:
 
 
 def breaks_no_rule(name: str) -> bool:
-    """Whether a tensor's name is one that the container takes; of some that it takes this is not told."""
+    """Whether it is plain that the container takes a tensor's name; False where that deserves a closer look."""
     return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or utf8_bytes(name) > 0)
 
 
 def is_simple(spec: TensorSpec) -> bool:
-    """Whether this is a dense tensor of a storage type in one raw part that breaks no rule: of many most are."""
-    name = spec.name
-    return (
-        0 < len(name) <= MAX_NAME
-        and name.isascii()
-        and "\0" not in name
-        and spec.dtype in ITEM_BYTES
-        and is_plain(spec)
-    )
+    """Whether it is plain that a tensor breaks no rule: of many most are ``is_dense_raw``."""
+    return breaks_no_rule(spec.name) and is_dense_raw(spec)
+
+
+def is_dense_raw(spec: TensorSpec) -> bool:
+    """Whether this is a dense tensor of a storage type in one raw part, which breaks no rule whatever its name."""
+    return spec.dtype in ITEM_BYTES and is_plain(spec)
 
 
 def written_as(spec: TensorSpec) -> Written:

@@ -13,11 +13,12 @@ from typing import Any
 
 from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.entry_template import EntryTemplate
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
-from ingot.formats.zt2.kinds import ByKind, Template, template
+from ingot.formats.zt2.kinds import ByKind, template
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.meaning import Written
@@ -182,7 +183,7 @@ class Zt2Writer:
             return add_in_pieces(self, spec, parts)
         return self._add_small(spec, form, whole)
 
-    def _add_small(self, spec: TensorSpec, form: Template, data: memoryview) -> dict[str, Any]:
+    def _add_small(self, spec: TensorSpec, form: EntryTemplate, data: memoryview) -> dict[str, Any]:
         """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
         self._order.whole(spec.name)
         self._start()
@@ -195,7 +196,7 @@ class Zt2Writer:
             self._sink.write_at(offset, data)
             self._take(offset, size, crc)
         digest = None if self._algorithm is None else checksums.digest(self._algorithm, data)
-        self.entries.add_encoded(spec.name, form.entry(spec.name, offset, digest))
+        self.entries.add_encoded(spec.name, form.entry(spec.name, (offset,), digest))
         return {"name": spec.name, "blobs": [[self._name, offset, size, crc]], "digests": [digest]}
 
     def restore(self, record: Mapping[str, Any]) -> None:

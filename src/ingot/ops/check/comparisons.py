@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from struct import Struct
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from ingot.core.stats import ErrorStats
+from ingot.model.lazy import MadeSequence
 
 IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
 ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
@@ -43,11 +44,11 @@ class TensorComparison:
         return self.status in (IDENTICAL, EQUAL)
 
 
-class Comparisons(Sequence[TensorComparison]):
+class Comparisons(MadeSequence[TensorComparison]):
     """Comparisons, worst first; each is made when it is asked for, and not kept.
 
-    What is missing or misshapen comes first, then what differs, then the equal; of these the lower signal-to-noise
-    ratio, 0 where there is none and last where squares were too large for one, and the lesser name.
+    First what is missing or misshapen, then what differs, then the equal; within each by rising signal-to-noise ratio
+    (0 where there is none; last where squares were too large for one), then by name.
     """
 
     __slots__ = ("_columns", "_places")
@@ -63,31 +64,8 @@ class Comparisons(Sequence[TensorComparison]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> TensorComparison: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Comparisons: ...
-
-    def __getitem__(self, index: int | slice) -> TensorComparison | Comparisons:
-        if not isinstance(index, slice):
-            return self._columns.item(int(self._places[index]))
-        part = object.__new__(Comparisons)
-        part._columns, part._places = self._columns, self._places[index]
-        return part
-
-    def __iter__(self) -> Iterator[TensorComparison]:
-        return map(self._columns.item, map(int, self._places))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Comparisons, list)):
-            return NotImplemented
-        return len(self) == len(other) and all(left == right for left, right in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # as a list
-
-    def __repr__(self) -> str:
-        return repr(list(self))
+    def _make(self, index: int) -> TensorComparison:
+        return self._columns.item(int(self._places[index]))
 
 
 class _Columns:

@@ -6,12 +6,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import Any
 
 from ingot.engine.alike import Finished
 from ingot.engine.done import Done
 from ingot.model.delta import Change
-from ingot.model.lazy import Many
+from ingot.model.lazy import MadeSequence, Many
 from ingot.model.report import (
     Bytes,
     Column,
@@ -59,7 +59,7 @@ class TensorDiff:
     left: Ratio | None = None
 
 
-class TensorDiffs(Sequence[TensorDiff]):
+class TensorDiffs(MadeSequence[TensorDiff]):
     """Tensors of a report, each made when it is asked for: of very many most differ in their names alone."""
 
     def __init__(self) -> None:
@@ -81,24 +81,8 @@ class TensorDiffs(Sequence[TensorDiff]):
     def __len__(self) -> int:
         return len(self._names)
 
-    @overload
-    def __getitem__(self, index: int) -> TensorDiff: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[TensorDiff]: ...
-
-    def __getitem__(self, index: int | slice) -> TensorDiff | list[TensorDiff]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(len(self))[index]]
+    def _make(self, index: int) -> TensorDiff:
         return TensorDiff(self._names[index], *self._said[self._kinds[index]])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 def tensor_diffs(
