@@ -19,6 +19,7 @@ from ingot.engine.frames import TensorSink
 from ingot.engine.journal import Journal, fingerprint, intact
 from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole, nothing
 from ingot.engine.plan import Plan
+from ingot.engine.reopen import require_readable
 from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
@@ -27,6 +28,7 @@ from ingot.formats.many import AddsWhole, add_in_pieces
 from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
 from ingot.stores.local import LocalTarget
 
 
@@ -88,7 +90,8 @@ class Target:
 
     ``beside`` gets where files are made and the names of the written ones, puts there what travels along, and returns
     the names of that. ``kept`` are files in which other processes have written tensors, and the bytes of each that must
-    stay. ``scattered``: the bytes of tensors are elsewhere, and take no room here.
+    stay. ``scattered``: the bytes of tensors are elsewhere, and take no room here. ``reads`` returns the store from
+    which the finished files can be read, given the one in which this process wrote.
     """
 
     staging: Staging
@@ -96,6 +99,7 @@ class Target:
     beside: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
     kept: Mapping[str, int] = field(default_factory=dict)
     scattered: bool = False
+    reads: Callable[[Store], Store] = lambda written: written
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,7 @@ def execute(
     for source in inputs:
         source.require_unchanged()
     written = run.files.store()
+    require_readable(plan, target.reads(written), target.name, files, staging.location)
     size = sum(written.stat(name).size for name in files)
     staging.publish([*files, *(name for name in companions if name not in files)])
     return Executed(run.done, files, companions, size, run.resumed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from urllib.parse import quote
@@ -230,6 +230,35 @@ class Listed(Store):
 
     def local_path(self, name: str = "") -> PathLike[str] | None:
         return self._store.local_path(name)
+
+
+class Joined(Store):
+    """Two stores as one: files of the first hide files of the second that have the same name.
+
+    Parameters
+    ----------
+    first, second : Store
+    names : mapping, optional
+        Files of the second store that have another name here: name here to name there.
+    """
+
+    def __init__(self, first: Store, second: Store, names: Mapping[str, str] | None = None) -> None:
+        self._first, self._second, self._names = first, second, dict(names or {})
+        self.location, self.url = first.location, first.url
+
+    def list(self, folder: str = "") -> Listing:
+        first, second = self._first.list(folder), self._second.list(folder)
+        renamed = () if folder else tuple(self._names)
+        return Listing(
+            tuple(sorted({*first.files, *second.files, *renamed})),
+            tuple(sorted({*first.folders, *second.folders})),
+            tuple(sorted({*first.outside, *second.outside})),
+        )
+
+    def open(self, name: str) -> ByteSource:
+        if self._first.exists(name):
+            return self._first.open(name)
+        return self._second.open(self._names.get(name, name))
 
 
 def _shown(names: tuple[str, ...]) -> list[str]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir.format import NpydirFormat
-from ingot.formats.npydir.names import INT4_READY, SIDECAR
+from ingot.formats.npydir.names import INT4_READY, MANIFEST, SIDECAR
 from ingot.formats.npydir.npy import encode as encode_header
 from ingot.formats.npydir.sidecar import Entry, Sidecar
 from ingot.formats.npydir.sidecar import encode as encode_sidecar
 from ingot.formats.npydir.writer import NpydirWriter, checked_arrays
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.store import Joined, Store
 
 
 class AddedForms(NpydirFormat):
@@ -26,10 +28,25 @@ class AddedForms(NpydirFormat):
     sidecar : Sidecar or None
         ``ingot.json`` as it is; it gets the digests of the new arrays. None where the directory has none.
     manifest : bytes
+    directory : Store
+        The directory as it is.
     """
 
-    def __init__(self, keys: Mapping[str, str], sidecar: Sidecar | None, manifest: bytes) -> None:
-        self.keys, self.sidecar, self.manifest = keys, sidecar, manifest
+    def __init__(self, keys: Mapping[str, str], sidecar: Sidecar | None, manifest: bytes, directory: Store) -> None:
+        self.keys, self.sidecar, self.manifest, self.directory = keys, sidecar, manifest, directory
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Read the directory as it is once the arrays in ``store`` are in it; return the tensors of ``keys``.
+
+        Each is returned as the matrix of its codes, as it is written.
+        """
+        catalog = super().read(Joined(store, self.directory), MANIFEST, verify=verify)
+        tensors = {name: catalog.tensors[name] for name in self.keys}
+        matrices = {
+            name: replace(tensor, shape=AffineLayout.of(tensor).matrix_of(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+        return replace(catalog, tensors=matrices)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Bytes of the arrays, headers included."""

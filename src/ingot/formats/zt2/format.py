@@ -24,7 +24,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.ranges import read_bytes
 from ingot.model.spec import TensorSpec, names_of
-from ingot.model.store import Store
+from ingot.model.store import Joined, Store
 
 
 class Zt2Format(BySuffix):
@@ -128,6 +128,10 @@ class Zt2Overlay(Zt2Format):
     def identity(self) -> str:
         """What tells the base from another: the checksum of its manifest, and what that says of other files."""
         return self.base.identity
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Read an overlay; the base's files are found even if the overlay is not yet in their folder."""
+        return super().read(Joined(store, self.base.store), name, verify=verify)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
         """Start writing one file, beside which the base's files are looked for."""

@@ -27,6 +27,7 @@ from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
+from ingot.model.store import Joined, Store
 from ingot.stores.local import LocalTarget
 from ingot.stores.shared import SharedFolder
 from ingot.stores.table import share
@@ -128,7 +129,11 @@ def distribute(
     with Crew(pool, tasks, submit, known, progress) as crew:
         steps = [elsewhere(step, number, crew, folder.store) for number, step in enumerate(plan.steps)]
         quiet = replace(resources, progress=Progress(progress.total))  # the crew tells of what is read
-        shared = replace(target, beside=beside, kept=_ends(known), scattered=whole is not None)
+
+        def reads(written: Store) -> Store:
+            return written if whole is None else Joined(written, folder.store, crew.whole)
+
+        shared = replace(target, beside=beside, kept=_ends(known), scattered=whole is not None, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
 

@@ -90,15 +90,19 @@ class Int4Report(Shown):
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The plan of what is added, and what the files of its tensors, ``keys``, and of all tensors are named after.
+    """The plan of what is added.
 
-    ``kept`` are the tensors that stay at eight bits.
+    ``keys`` maps the tensors with both forms afterwards to what their files are named after, ``added`` those that get
+    the four-bit form now. ``kept`` are the tensors that stay at eight bits. ``int8_size`` and ``int4_size`` are the
+    bytes of the files of both forms afterwards.
     """
 
     plan: Plan
     keys: Mapping[str, str]
+    added: Mapping[str, str]
     kept: list[str]
-    every: Mapping[str, str]
+    int8_size: int
+    int4_size: int
 
 
 @takes(Int4Options, "int4")
@@ -129,8 +133,21 @@ def add_int4(options: Int4Options) -> Int4Report:
             lambda resume: _add(directory.join(resume=resume), options),
             lambda: directory.join(resume=False).discard(),
         )
-        report = _finished(directory, options, planned, taken)
-    return replace(report, seconds=time.perf_counter() - started)
+        if options.drop_int8:
+            _drop(directory, planned.keys)
+    return Int4Report(
+        directory.location,
+        options.form or "q4a",
+        options.group or GROUP,
+        options.scales or "f32",
+        [*planned.added],
+        planned.kept,
+        planned.int8_size,
+        planned.int4_size,
+        options.drop_int8,
+        time.perf_counter() - started,
+        taken,
+    )
 
 
 def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
@@ -181,10 +198,17 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
             steps.append(step)
     if not steps and not _four_bits(source.store):
         raise UsageError("expected tensors at eight bits, found none", rule="int4.nothing", where=source.location)
-    keys = {step.spec.name: every[step.spec.name] for step in steps}
+    added = {step.spec.name: every[step.spec.name] for step in steps}
     manifest = source.store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
-    format = AddedForms(keys, _sidecar(source.store), manifest)
-    return _Planned(Plan(steps, format, {}, WriteOptions(), measured=False), keys, kept, every)
+    format = AddedForms(added, _sidecar(source.store), manifest, source.store)
+    plan = Plan(steps, format, {}, WriteOptions(), measured=False)
+    names = set(source.store.names(FOLDER))
+    four_bit_files = {name: _four(names, key) for name, key in every.items() if f"{key}__q.npy" in names}
+    keys = {name: key for name, key in every.items() if name in added or four_bit_files.get(name)}
+    int8 = [file_of(key, suffix) for key in keys.values() for suffix in _INT8]
+    int4 = [file_of(key, suffix) for name, key in keys.items() if name not in added for suffix in four_bit_files[name]]
+    int8_size, int4_size = _size(source.store, int8), _size(source.store, int4) + plan.size
+    return _Planned(plan, keys, added, kept, int8_size, int4_size)
 
 
 def _four_bits(store: Store) -> bool:
@@ -266,29 +290,6 @@ def _sidecar(store: Store) -> Sidecar | None:
     if not store.exists(SIDECAR):
         return None
     return sidecar.parse(store.read(SIDECAR, MAX_MANIFEST, "npydir.manifest-length"))
-
-
-def _finished(directory: Directory, options: Int4Options, planned: _Planned, taken: int) -> Int4Report:
-    """Measure what both forms take, and remove the eight bits if asked."""
-    names = set(directory.names(FOLDER))
-    both = {name: key for name, key in planned.every.items() if f"{key}__q.npy" in names and _four(names, key)}
-    int8 = [file_of(key, suffix) for key in both.values() for suffix in _INT8]
-    int4 = [file_of(key, suffix) for key in both.values() for suffix in _four(names, key)]
-    sizes = _size(directory, int8), _size(directory, int4)
-    if options.drop_int8:
-        _drop(directory, both)
-    return Int4Report(
-        directory.location,
-        options.form or "q4a",
-        options.group or GROUP,
-        options.scales or "f32",
-        [*planned.keys],
-        planned.kept,
-        *sizes,
-        options.drop_int8,
-        0.0,
-        taken,
-    )
 
 
 def _four(names: Container[str], key: str) -> tuple[str, ...]:
