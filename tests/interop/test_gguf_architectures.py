@@ -111,9 +111,11 @@ def as_others_write(source: Path, target: Path) -> Path:
 def test_a_model_comes_back_from_gguf(kind: str, tmp_path: Path) -> None:
     model = model_of(kind, tmp_path / "model")
     report = ingot.convert(model, tmp_path / "x.gguf")
-    told = [note for note in report.notes if not note.startswith("not carried over: pooler.dense")]
-    assert len(told) == 1, told
-    assert "names of llama.cpp" in told[0]
+    poolers = {name for name in stored(model) if name.startswith("pooler.")}
+    assert set(report.superseded) == poolers
+    notes = [note for note in report.notes if "pooler.dense" not in note]
+    assert len(notes) == 1, notes
+    assert "names of llama.cpp" in notes[0]
     wanted = {name: entry for name, entry in stored(model).items() if not name.startswith("pooler.")}
     config = json.loads((model / "config.json").read_text())
 
@@ -222,7 +224,7 @@ def test_longrope_as_its_first_files_spell_it(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(config))
     ingot.convert(model, tmp_path / "x.gguf")
     report = ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
-    assert len(report.notes) == 1
+    assert set(report.superseded) == {"rope_factors_long.weight", "rope_factors_short.weight"}
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == config
     with ingot.open(tmp_path / "x.gguf") as made:
         assert made["rope_factors_long.weight"].shape == (3,)
@@ -241,12 +243,15 @@ def test_longrope_that_is_none_is_told(change: dict[str, Any], tmp_path: Path) -
         assert "rope_factors_long.weight" not in made
 
 
-def test_half_of_longrope_is_told(tmp_path: Path) -> None:
+def test_half_of_longrope_is_refused(tmp_path: Path) -> None:
     ingot.convert(model_of("phi3", tmp_path / "model"), tmp_path / "x.gguf")
     edited(tmp_path / "x.gguf", tmp_path / "z.gguf", {}, rope_factors_long__weight=None)
     as_others_write(tmp_path / "z.gguf", tmp_path / "y.gguf")
-    report = ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
-    assert any("rope_factors_short.weight" in note for note in report.notes)
+    with pytest.raises(UnsupportedError, match=r"rope_factors_short\.weight") as caught:
+        ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
+    assert caught.value.rule == "account.lost"
+    report = ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors", drop=["rope_factors_*"])
+    assert set(report.dropped) == {"rope_factors_short.weight"}
 
 
 def packed_oss(path: Path) -> Path:
@@ -358,14 +363,17 @@ def test_packed_keys_and_values_stay_whole(how: str, tmp_path: Path) -> None:
             assert np.array_equal(wanted, other[name].numpy("f32")), name
 
 
-def test_layers_that_predict_further_tokens_stay_behind_by_name(tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_have_to_be_dropped(tmp_path: Path) -> None:
     model = model_of("deepseek_v3", tmp_path / "model")
     with ingot.open(model) as source:
         more = {"model.layers.2.eh_proj.weight": np.zeros((4, 4), np.float32)}
         tensors = {**{name: tensor.numpy() for name, tensor in source.items()}, **more}
     ingot.save(model / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
-    report = ingot.convert(model, tmp_path / "x.gguf")
-    assert any("layers from 2 on" in note for note in report.notes)
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.2\.eh_proj\.weight") as caught:
+        ingot.convert(model, tmp_path / "x.gguf")
+    assert caught.value.rule == "account.lost"
+    report = ingot.convert(model, tmp_path / "x.gguf", drop=["model.layers.2.*"])
+    assert set(report.dropped) == {"model.layers.2.eh_proj.weight"}
 
 
 def test_what_llama_cpp_takes_for_granted_is_told(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ingot.cli.help import without_types
 from ingot.cli.output import print_json, reader_may_leave
 from ingot.cli.tables import line
 from ingot.cli.welcome import overview, welcome
+from ingot.core.atomic import PUBLISHED
 from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, printable
 
@@ -122,6 +123,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _report(failure, json)
     if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
         message = "interrupted; nothing was left under the final name"
+        if PUBLISHED:
+            message = f"interrupted after {printable(PUBLISHED[-1])} was complete"
         given = sys.argv[1:] if arguments is None else arguments
         if "--resume" in given:
             message += f"; what is finished is kept, go on with: {printable(shlex.join(['ingot', *given]))}"

@@ -59,8 +59,11 @@ def command(
 
     planned = plan(options)
     if json:
-        print_json({"path": planned.path, "format": planned.format, "chips": [_data(item) for item in planned.chips]})
+        chips = [_data(item) for item in planned.chips]
+        print_json({"path": planned.path, "format": planned.format, "notes": [*planned.notes], "chips": chips})
         return
+    for note in planned.notes:
+        line(f"note: {note}")
     for item in planned.chips:
         _print_chip(item, every, list_tensors)
 

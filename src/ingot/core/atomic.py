@@ -22,11 +22,13 @@ from ingot.core.parallel import ordered
 from ingot.core.paths import local_path
 from ingot.core.rename import exchange
 from ingot.core.system import flush, remove, remove_tree, rename, replace
-from ingot.errors import ResourceError, UsageError
+from ingot.errors import IngotError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
+PUBLISHED: list[str] = []
+"""The locations that this process has published, in order: what an interrupted command says of its result."""
 SUFFIX = ".ingot-partial"
 JOURNAL = "journal.jsonl"
 _ATTEMPTS = 20
@@ -154,11 +156,23 @@ class Staging:
             else:
                 self._check_target()  # something may have appeared there meanwhile
                 replace(self.files / names[0], self.dst)
-            flush(self.dst.parent)
         except OSError as error:
             raise write_error(error, str(self.dst)) from error
-        self.discard()
+        self._committed(self.dst.parent)
         return self.dst
+
+    def _committed(self, *folders: Path) -> None:
+        """Note that the artifact is published, flush the folders that it appeared in, remove the staging folder.
+
+        Nothing raises from here on: an error would say that there is no result. What cannot be removed stays in the
+        staging folder, which the next run for the same target empties.
+        """
+        PUBLISHED.append(self.location)
+        with contextlib.suppress(OSError, IngotError):
+            for folder in folders:
+                flush(folder)
+        with contextlib.suppress(OSError, IngotError):
+            self.discard()
 
     def discard(self) -> None:
         """Remove the staging folder with everything in it; a second call does nothing."""

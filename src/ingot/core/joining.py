@@ -31,11 +31,11 @@ class Joining(Staging):
             for name, after in zip(names, (*names[1:], ""), strict=True):
                 target = self.dst / name
                 (self.files / name).replace(target)
-                if target.parent == self.dst or (self.dst / after).parent != target.parent:
+                if after and (target.parent == self.dst or (self.dst / after).parent != target.parent):
                     flush(target.parent)
         except OSError as error:
             raise write_error(error, str(self.dst)) from error
-        self.discard()
+        self._committed(*((self.dst / names[-1]).parent for _ in names[-1:]))
         return self.dst
 
     def _staged_in(self) -> Path:

@@ -131,6 +131,11 @@ def specs_of(steps: Sequence[Step]) -> Sequence[TensorSpec]:
     return steps.specs if isinstance(steps, Steps) else [step.spec for step in steps]
 
 
+def names_read(steps: Sequence[Step]) -> Sequence[str]:
+    """Return the name of the tensor that each step reads."""
+    return steps.names if isinstance(steps, Steps) else [step.tensor.name for step in steps]
+
+
 def by_kind(steps: Sequence[Step]) -> Iterator[tuple[Step, int]]:
     """Yield a step of each kind, and how many there are of it."""
     if not isinstance(steps, Steps):

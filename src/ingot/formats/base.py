@@ -36,6 +36,7 @@ class Catalog:
     its format has no place for one, or covers the header otherwise. ``receipt`` is the text of the file's own
     (``model.receipt``), which is no metadata: nothing that is made of the file takes it along. ``called`` are names
     that recipes go by for tensors whose own tell nothing, as graphs have them.
+    ``unread``: tensors or constants that the file holds and the reader could not express: name to reason.
     """
 
     tensors: Mapping[str, Tensor]
@@ -52,6 +53,7 @@ class Catalog:
     manifest_digest: bool | None = None
     receipt: str | None = None
     called: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

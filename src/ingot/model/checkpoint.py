@@ -10,6 +10,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.names import layer_of, role_of
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.model.account import Omission
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Range, Ranged
 from ingot.model.features import Flags
@@ -62,6 +63,10 @@ class Checkpoint(Mapping[str, Tensor]):
         Returns what tells the opened files from others, JSON-able.
     views : tuple of (name, argument)
         What made this checkpoint of the one that was opened, in order, JSON-able: equal views of equal files are equal.
+    unread : mapping of name to reason
+        Tensors or constants that the opened file holds and its reader could not express.
+    omissions : mapping of name to Omission
+        Why views left out tensors of the opened file, by their names in the file.
     """
 
     reopen: Reopen | None = None
@@ -93,6 +98,9 @@ class Checkpoint(Mapping[str, Tensor]):
         self.check_unchanged: Callable[[], None] | None = None
         self.stamps: Callable[[], Any] | None = None
         self.views: tuple[tuple[str, Any], ...] = ()
+        self.unread: Mapping[str, str] = {}
+        self.omissions: Mapping[str, Omission] = {}
+        self.origins: Callable[[str], tuple[str, ...]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.reopen is None:
@@ -149,6 +157,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if self.check_unchanged is not None:
             self.check_unchanged()
+
+    def origins_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the opened file's tensors of which the tensor ``name`` is made; itself without views."""
+        return (name,) if self.origins is None else self.origins(name)
 
     def identity(self) -> list[Any]:
         """Return what tells this checkpoint from others, JSON-able: of the opened files, then of the views."""

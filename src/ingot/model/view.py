@@ -109,11 +109,14 @@ def derived(
     argument: Any,
     said: Any,
     also_close: Callable[[], None] | None = None,
+    origins: Mapping[str, Sequence[str]] | None = None,
 ) -> Checkpoint:
     """Return a checkpoint like ``base`` with other tensors.
 
     A copy of it is what ``verb`` makes of a copy of ``base`` and ``argument``, which can be pickled; ``said`` is that
     as JSON, or what tells it from others. Closing either closes both; the view, what ``also_close`` closes too.
+    ``origins`` maps the names of new tensors to the tensors of ``base`` they are made of; a name that is not in it
+    stands for the tensor of ``base`` of the same name.
     """
 
     def close() -> None:
@@ -143,6 +146,14 @@ def derived(
 
     view.check_whole = check_whole
     view.reopen = lambda: (verb, (base, argument))
+    view.unread, view.omissions = base.unread, base.omissions
+    made_of = origins or {}
+
+    def origins_of(name: str) -> tuple[str, ...]:
+        every = (origin for parent in made_of.get(name, (name,)) for origin in base.origins_of(parent))
+        return tuple(dict.fromkeys(every))
+
+    view.origins = origins_of
     return view
 
 

@@ -29,6 +29,8 @@ from ingot.stores.table import locate, location_of
 AnyPath = str | PathLike[str]
 
 KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program", "graph": "ONNX graph"}
+WITH_WEIGHTS = ("draft", "coreml")
+"""Kinds that hold weights of their own; a program or graph uses those of the checkpoint."""
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
 _PACKAGE_RULE = "attachments.coreml-package"

@@ -259,6 +259,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     )
     checkpoint.attachments = attachments
     checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
+    checkpoint.unread = source.catalog.unread
     checkpoint.reopen = reopen
     checkpoint.check_whole = source.require_whole
     checkpoint.check_unchanged = source.require_unchanged

@@ -35,6 +35,12 @@ IO = about(
     "How sources are read: pread (safe from files that shrink meanwhile), mmap or auto.",
     command=False,
 )
+DROP = about(
+    "Accept that tensors whose names fit this pattern are missing from the result; any number. A glob, or a regular "
+    "expression after re:.",
+    "--drop",
+    metavar="PATTERN",
+)
 RESUME = about("Continue a killed run of the same command; keep what is finished if interrupted.")
 
 _CLUSTER = "Many machines"

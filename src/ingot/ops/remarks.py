@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 
+from ingot.model.account import describe_unread
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
+UNREAD = "open.unread"
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 
 
 def remarks(source: Source) -> list[tuple[str, str]]:
     """Return pairs of rule and message.
 
+    ``open.unread``: the file holds tensors that its reader could not express.
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
     ``torchfile.left-out``: what a file of torch holds beside the weights.
     ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
-    notes = []
+    unread = describe_unread(source.catalog.unread)
+    notes = [(UNREAD, unread)] if unread else []
     dialect = source.dialect()
     if dialect is not None:
         notes.append((RULE, dialect.note()))

@@ -111,7 +111,7 @@ def test_a_draft_head_comes_out_in_any_format(tmp_path: Path, full: Path) -> Non
     extract_draft(full, tmp_path / "folder", overwrite=True)
 
 
-def test_attachments_travel_along_and_what_stays_is_told(tmp_path: Path, full: Path) -> None:
+def test_attachments_travel_along_or_have_to_be_dropped(tmp_path: Path, full: Path) -> None:
     report = convert(full, tmp_path / "again.squizd")
     assert not report.notes
     with ingot.open(full) as one, ingot.open(tmp_path / "again.squizd") as two:
@@ -120,9 +120,12 @@ def test_attachments_travel_along_and_what_stays_is_told(tmp_path: Path, full: P
         assert two.attachments.coreml is not None
         assert bytes(one.attachments.coreml.view()) == bytes(two.attachments.coreml.view())
         assert set(one.attachments.draft or ()) == set(two.attachments.draft or ())
-    report = convert(full, tmp_path / "plain.zt")
-    assert len(report.notes) == 2
-    assert all("stays behind" in note for note in report.notes)
+    assert rule_of(lambda: convert(full, tmp_path / "plain.zt")) == "account.lost"
+    assert rule_of(lambda: convert(full, tmp_path / "plain.zt", drop=["coreml"])) == "account.lost"
+    assert not (tmp_path / "plain.zt").exists()
+    report = convert(full, tmp_path / "plain.zt", drop=["draft", "coreml"])
+    assert set(report.dropped) == {"draft", "coreml"}
+    assert not report.exact
 
 
 def test_what_is_asked_for_replaces_what_the_source_has(tmp_path: Path, full: Path) -> None:
@@ -159,10 +162,8 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     source = Checkpoint({}, format="squizd", location="")
     source.attachments = Attachments(draft=tensors)
     options = ConvertOptions("", "")
-    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, frozenset())) == "draft.range"
-    left = viewed(source, destination("x.zt"), options, frozenset())
-    assert left.checkpoint.attachments == Attachments()
-    assert len(left.notes) == 1
+    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, {})) == "draft.range"
+    assert viewed(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()
     assert source.attachments.draft is tensors
 
 
@@ -348,8 +349,10 @@ def test_the_command_line(
     assert capsys.readouterr().out.splitlines()[-1] == found["coreml"]["path"]
     assert run(["extract", out]) == 2
     assert run(["extract", str(model), "--coreml"]) == 2
-    assert run(["convert", out, str(tmp_path / "b.zt")]) == 0
-    assert "stays behind" in capsys.readouterr().out
+    assert run(["convert", out, str(tmp_path / "b.zt")]) == 1
+    assert "--drop" in capsys.readouterr().err
+    assert run(["convert", out, str(tmp_path / "b.zt"), "--drop", "draft", "--drop", "coreml"]) == 0
+    assert "dropped as requested: draft" in capsys.readouterr().out
 
 
 def test_a_draft_head_of_other_bytes_is_refused_on_the_way_out(tmp_path: Path, full: Path) -> None:

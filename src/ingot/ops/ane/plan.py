@@ -11,10 +11,11 @@ from ingot.core.names import role_of
 from ingot.core.options import takes
 from ingot.errors import UsageError
 from ingot.formats.anek.pack import channels_per_group
+from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Counts, Report, Shown, Table, table_of
+from ingot.model.report import Bytes, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.options import PlanOptions
@@ -122,11 +123,12 @@ class ChipSum:
 
 @dataclass(frozen=True, slots=True)
 class Plan(Shown):
-    """What ``ingot.plan`` returns."""
+    """What ``ingot.plan`` returns; ``notes`` say which tensors could not be read and are in no figure."""
 
     path: str
     format: str
     chips: tuple[ChipPlan, ...] = field(default=())
+    notes: Texts = ()
 
     def __getitem__(self, chip: str) -> ChipPlan:
         for plan in self.chips:
@@ -150,7 +152,9 @@ class Plan(Shown):
 
     def report(self) -> Report:
         """Return the sums."""
-        return Report((), (), [sums_table(self.sums)])
+        return Report(
+            [Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [sums_table(self.sums)]
+        )
 
 
 def sums_table(sums: Sequence[ChipSum]) -> Table:
@@ -197,6 +201,7 @@ def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: 
         checkpoint.location,
         checkpoint.format,
         tuple(_on_chip(checkpoint, assumptions.apply(chip), assumptions) for chip in chips),
+        [describe_unread(checkpoint.unread)] if checkpoint.unread else [],
     )
 
 

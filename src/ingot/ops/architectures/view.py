@@ -18,6 +18,7 @@ from ingot.core.floats import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, carried, with_values
+from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
@@ -31,7 +32,7 @@ from ingot.ops.architectures.keys import TEMPLATE
 from ingot.ops.architectures.names import Names
 from ingot.ops.architectures.translated import Translated
 from ingot.ops.views.dense import Change, add, change
-from ingot.ops.views.names import drop, rename
+from ingot.ops.views.names import omit, rename
 from ingot.ops.views.rows import permute, stack, take, unstack
 from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
 from ingot.stores.temporary import TemporaryFolder
@@ -50,10 +51,9 @@ class _Plan:
 
     names: dict[str, str] = field(default_factory=dict)
     order: dict[str, Array] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
+    dropped: dict[str, Omission] = field(default_factory=dict)
     stacks: dict[str, list[str]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
 
 
 def to_gguf(checkpoint: Checkpoint) -> Translated:
@@ -112,7 +112,7 @@ def to_gguf(checkpoint: Checkpoint) -> Translated:
         )
     return Translated(
         _labelled(change(view, changes), {"metadata": metadata, "companions": None}),
-        _lost([*lost, *plan.lost, *unsaid]),
+        _lost([*lost, *unsaid]),
         _told(plan, f"llama.cpp's architecture {family.arch}"),
         _named(plan, inverted),
     )
@@ -178,10 +178,10 @@ def to_model(checkpoint: Checkpoint) -> Translated:
         )
     files, unsaid = companions.files_of(metadata, config)
     known = bool(stated) or "long_factor" in rotary.rope_of(config)
-    lost = [
-        *unsaid,
-        *(f"{name}: the rotary embedding's scaling" for name in plan.dropped if not known),
-    ]
+    if not known:
+        unstated = Omission("config.json has no key for this scaling of the rotary embedding")
+        view.omissions = {**view.omissions, **dict.fromkeys(plan.dropped, unstated)}
+    lost = list(unsaid)
     keys = [key for key in metadata if not _is_known(key, arch)]
     if keys:
         lost.append(f"metadata {', '.join(keys[:6])}" + (f" and {len(keys) - 6} more" if len(keys) > 6 else ""))
@@ -208,20 +208,18 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> _Plan:
     names, plan = Names(family), _Plan()
     stacks: dict[str, dict[int, str]] = {}
-    layers, left = config.get("num_hidden_layers"), list[str]()
+    layers = config.get("num_hidden_layers")
     layers = layers if type(layers) is int else _MOST_LAYERS
     for name in checkpoint:
         expert, layer = names.expert(name), names.layer(name)
         if layer is not None and layer[0] >= layers:
-            plan.dropped.append(name)
-            plan.lost = [f"layers from {layers} on, which predict further tokens"]
+            plan.dropped[name] = Omission(f"config.json has {layers} layers; later ones predict further tokens")
         elif expert is not None:
             stacks.setdefault(expert.stacked, {})[expert.number] = name
         elif name.endswith(_DERIVED):
-            plan.dropped.append(name)
+            plan.dropped[name] = Omission("llama.cpp computes it", superseded=True)
         elif family.left_out and name.removeprefix(family.base).startswith(family.left_out):
-            plan.dropped.append(name)
-            left.append(name)
+            plan.dropped[name] = Omission(f"not used by llama.cpp's {family.arch}", superseded=True)
         elif (found := names.to_gguf(name)) is None:
             plan.unknown.append(name)
         else:
@@ -230,8 +228,6 @@ def _plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fam
         if sorted(members) != list(range(len(members))):
             plan.unknown.append(f"{new} of experts {sorted(members)[:4]}")
         plan.stacks[new] = [members[number] for number in sorted(members)]
-    if left:
-        plan.lost.append(f"{', '.join(left[:3])}{f' and {len(left) - 3} more' if len(left) > 3 else ''}")
     if family.permuted and not plan.unknown:
         _order(plan, checkpoint, numbers.heads(config), forth=True)
     return plan
@@ -245,7 +241,7 @@ def _plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: 
         if members is not None:
             plan.stacks[name] = members
         elif name in rotary.TENSORS:
-            plan.dropped.append(name)
+            plan.dropped[name] = Omission("config.json states the scaling of the rotary embedding", superseded=True)
         elif (found := names.to_model(name)) is None:
             plan.unknown.append(name)
         else:
@@ -277,14 +273,14 @@ def _order(plan: _Plan, checkpoint: Checkpoint, heads: tuple[int, int], *, forth
 
 
 def _stacked(checkpoint: Checkpoint, plan: _Plan) -> Checkpoint:
-    view = drop(checkpoint, plan.dropped) if plan.dropped else checkpoint
+    view = omit(checkpoint, plan.dropped)
     view = permute(view, plan.order) if plan.order else view
     view = stack(view, plan.stacks) if plan.stacks else view
     return rename(view, plan.names)
 
 
 def _unstacked(checkpoint: Checkpoint, plan: _Plan) -> Checkpoint:
-    view = drop(checkpoint, plan.dropped) if plan.dropped else checkpoint
+    view = omit(checkpoint, plan.dropped)
     view = permute(view, plan.order) if plan.order else view
     view = unstack(view, plan.stacks) if plan.stacks else view
     return rename(view, plan.names)
@@ -366,7 +362,6 @@ def _told(plan: _Plan, whose: str) -> str:
     parts = [f"{len(plan.names)} tensors have the names of {whose}"]
     parts += [f"{len(plan.order)} of them its order of rows"] if plan.order else []
     parts += [f"{len(plan.stacks)} stacks of experts are put together or taken apart"] if plan.stacks else []
-    parts += [f"{len(plan.dropped)} left out"] if plan.dropped else []
     return "; ".join(parts)
 
 

@@ -21,10 +21,11 @@ from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
 from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
+from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
-from ingot.model.report import Column, Figure, Line, Report, Shown, Table
+from ingot.model.report import Column, Figure, Line, Report, Shown, Table, Texts
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.check.comparisons import (
     DIFFERS,
@@ -58,16 +59,20 @@ ByPair = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 @dataclass(frozen=True, slots=True)
 class CompareReport(Shown):
     """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
-    equal."""
+    equal.
+
+    ``unread``: sentences about tensors that a file holds and its reader could not express, which were not compared.
+    """
 
     a: str
     b: str
     tensors: Sequence[TensorComparison]
+    unread: Texts = ()
 
     @property
     def same(self) -> bool:
-        """Whether both hold the same tensors with the same values."""
-        return all(tensor.same for tensor in self.tensors)
+        """Whether both hold the same tensors with the same values, and both were read completely."""
+        return not self.unread and all(tensor.same for tensor in self.tensors)
 
     @property
     def total(self) -> ErrorStats:
@@ -93,6 +98,7 @@ class CompareReport(Shown):
             Figure("a", self.a),
             Figure("b", self.b),
             Figure("same", found.same, "flag"),
+            Figure("unread", self.unread, "texts"),
             Figure("counts", {_words(*item): item[1] for item in counts.items()}, "counts", data=False),
             Figure("compared", found.compared, "count", data=False),
             Figure("max_abs", total.max_abs, "number", data=False),
@@ -101,7 +107,7 @@ class CompareReport(Shown):
             Figure("cosine", total.cosine, "cosine", data=False),
             Figure("more", len(found.tensors) - len(shown), "count", data=False),
         ]
-        lines = [Line("{counts}" if counts else "no tensors")]
+        lines = [Line("{item}", "not compared", each="unread"), Line("{counts}" if counts else "no tensors")]
         if found.scored:  # equal tensors beside what could not be compared are no score
             scope = "over all" if found.compared == len(found.tensors) else "over the {compared} compared"
             lines.append(Line(f"{scope}: max {{max_abs}}, RMS {{rms}}, SNR {{snr}}, cosine {{cosine}}"))
@@ -161,7 +167,12 @@ def compare(options: CompareOptions) -> CompareReport:
     is_elsewhere(options.engine, options.address)  # refused before anything is read
     with sides(options) as (first, second):
         results = compared(first, second, options.progress, _elsewhere(options, first, second))
-    return CompareReport(location_of(options.a), location_of(options.b), results)
+        unread = [
+            f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
+            for checkpoint in (first, second)
+            if checkpoint.unread
+        ]
+    return CompareReport(location_of(options.a), location_of(options.b), results, unread)
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str
         elif unit_of(name) != name:
             yield name, unit_of(name)
     source, there = planned.source, planned.checkpoint
-    tied = untangle(source.config(), there).without if source.is_folder and len(names) else frozenset()
+    tied = frozenset(untangle(source.config(), there).without) if source.is_folder and len(names) else frozenset()
     for head in tied:
         yield head, head
         for name in names:

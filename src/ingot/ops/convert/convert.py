@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,19 @@ from ingot.core.config import CONFIG
 from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.alike import by_kind
+from ingot.engine.alike import by_kind, names_read
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.errors import UsageError
 from ingot.formats.base import ConfigKeys, OneHead
 from ingot.model import bytesource
+from ingot.model.account import Account
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
-from ingot.model.lazy import as_many
 from ingot.model.report import Report, Shown
+from ingot.ops.account import account_of_conversion, dropped, unused_patterns
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.convert.budget import budgeted
@@ -51,7 +52,7 @@ from ingot.ops.convert.requests import within, write_options
 from ingot.ops.convert.rounding import outcomes_of, told
 from ingot.ops.convert.tied import Tied, untangle
 from ingot.ops.convert.unsaid import unsaid
-from ingot.ops.convert.usage import commands_for
+from ingot.ops.convert.usage import SourceFacts, commands_for
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -102,7 +103,8 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
         if rank is not None:
             require_folder(options.dst, rank.size)
         if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
-            return _report(prepared, as_executed(prepared.plan, prepared.place))
+            facts = SourceFacts.from_source(prepared.source)
+            return _report(prepared, as_executed(prepared.plan, prepared.place), facts)
         cluster = _cluster(prepared, options)
         return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
 
@@ -125,7 +127,8 @@ class Prepared(Shown):
 
     ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
     ``read`` bytes were read to make the views, tensors ``without`` are left out of them. ``budget`` is
-    what made the recipe; values of the tensors ``inexact`` are not all equal in f32.
+    what made the recipe; values of the tensors ``inexact`` are not all equal in f32. ``account``: source tensors that
+    the result does not hold.
     """
 
     source: Source
@@ -141,6 +144,7 @@ class Prepared(Shown):
     original: Checkpoint | None = None
     budget: BudgetReport | None = None
     inexact: frozenset[str] = frozenset()
+    account: Account = field(default_factory=Account)
 
     @property
     def weights(self) -> Checkpoint:
@@ -149,7 +153,7 @@ class Prepared(Shown):
 
     def report(self) -> Report:
         """Return which rule hits which tensor, and the resulting size."""
-        return dry_run(self.plan, self.notes, self.budget, self.inexact)
+        return dry_run(self.plan, self.notes, self.budget, self.inexact, self.account)
 
     def __enter__(self) -> Prepared:
         return self
@@ -183,14 +187,18 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
-        tied = _tied(source, checkpoint, target)
-        view = viewed(checkpoint, target, replace(options, recipe=recipe), tied.without)
+        opened, tied = checkpoint, _tied(source, checkpoint, target)
+        without = {**dropped(opened, options.drop), **tied.without}
+        view = viewed(checkpoint, target, replace(options, recipe=recipe), without)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, target.format, request)
+        account = account_of_conversion(opened, checkpoint, names_read(plan.steps), plan.format, options.drop)
+        account.require_complete(source.location)
         plan = with_config(plan, source, checkpoint, target, untie=tied.untie)
+        plan = replace(plan, warnings=[*plan.warnings, *unused_patterns(options.drop, account)])
         if options.strict_recipe:
             require_effect(plan.warnings)
         behind = source.companions().note() if target.directory else ""
@@ -199,7 +207,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
-        told = [*(message for _, message in remarks(source)), *view.notes, part, read, lost, tied.note, behind]
+        messages = [message for _, message in remarks(source)]
+        told = [*account.notes(), *messages, *view.notes, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,
@@ -210,10 +219,11 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             tied.untie,
             notes,
             view.read,
-            tied.without,
+            frozenset(without),
             view.rounding,
             view.weights,
             inexact=view.inexact,
+            account=account,
         )
     except BaseException:
         close()
@@ -277,16 +287,16 @@ def run(
     prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
 ) -> ConvertReport:
     """Execute a prepared conversion, by a ``cluster`` or here, and tell what it did; errors as ``convert``."""
-    place = prepared.place
+    place, facts = prepared.place, SourceFacts.from_source(prepared.source)
     names = prepared.checkpoint.companions if place.directory else ()
     with stage(place, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, place.name, partial(_companions, prepared))
         inputs = (prepared.checkpoint,)
         if cluster is None:
-            return _report(prepared, execute(prepared.plan, inputs, target, resources))
+            return _report(prepared, execute(prepared.plan, inputs, target, resources), facts)
         from ingot.ops.cluster.distribute import distribute
 
-        return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster))
+        return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster), facts)
 
 
 def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:
@@ -307,18 +317,18 @@ def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigC
     return ConfigChange(drop, *retyped(plan.steps), untie)
 
 
-def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
-    source, plan = prepared.source, prepared.plan
+def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
+    plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
         tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
     return ConvertReport(
-        source=source.location,
+        source=facts.location,
         destination=prepared.place.location,
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=tensors,
-        source_nbytes=as_many(source.catalog.tensors).total(lambda tensor: tensor.nbytes),
-        source_size=source.stored(),
+        source_nbytes=facts.nbytes,
+        source_size=facts.size,
         size=executed.size,
         seconds=0.0,
         files=executed.files,
@@ -326,6 +336,8 @@ def _report(prepared: Prepared, executed: Executed) -> ConvertReport:
         resumed=executed.resumed,
         notes=[*prepared.notes, *told(prepared.rounding)],
         warnings=plan.warnings,
-        commands=commands_for(prepared.place, plan, executed, source),
+        commands=commands_for(prepared.place, plan, executed, facts),
         rounded=outcomes_of(prepared.rounding),
+        superseded=prepared.account.superseded,
+        dropped=prepared.account.dropped,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ingot.core.layers import equal_layers
 from ingot.engine.work import Step
+from ingot.model.account import Account
 from ingot.model.report import Column, Figure, Line, Report, Table, Texts
 from ingot.ops.attachments import KINDS
 from ingot.ops.codec_name import codec_name
@@ -41,7 +42,9 @@ _GROUPS = (
 )
 
 
-def dry_run(plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str]) -> Report:
+def dry_run(
+    plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str], account: Account
+) -> Report:
     """Return which rule hits which tensor, and the resulting size.
 
     Of the tensors ``inexact`` the values are not all equal in f32.
@@ -57,6 +60,8 @@ def dry_run(plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None
         Figure("size_exact", plan.size_exact, "flag"),
         Figure("notes", [*carried, *notes], "texts"),
         Figure("warnings", plan.warnings, "texts"),
+        Figure("superseded", dict(account.superseded), "data"),
+        Figure("dropped", dict(account.dropped), "data"),
         Figure("grades", grades, "counts"),
         Figure("equal", said(repacked, grades), data=False),
         Figure("count", len(plan.steps), "count", data=False),

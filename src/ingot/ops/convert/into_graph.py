@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 
 import numpy as np
@@ -61,13 +61,15 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
         graph = _opened(source, path)
         matched = _Matched(checkpoint, graph, OnnxFormat().fit(graph.attachments))
         makes, said = matched.makes(), [fspath(path), *source.identity()]
-        tensors = Lazy(makes, lambda name: makes[name]())
-        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close)
+        tensors = Lazy(makes, lambda name: makes[name].build())
+        origins = {name: make.origins for name, make in makes.items()}
+        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close, origins=origins)
     except BaseException:
         source.close()
         raise
     view.attachments = replace(checkpoint.attachments, graph=graph.attachments.graph)
     view.called, view.importance = dict(graph.called), {}
+    view.unread = {**checkpoint.unread, **graph.unread}
     before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
     view.check_unchanged = each(source.require_unchanged, before)
     view.check_whole = each(source.require_whole, every)
@@ -79,6 +81,14 @@ def _opened(source: Source, path: AnyPath) -> Checkpoint:
     if graph.attachments.graph is None:
         raise no_attachment("graph", path)
     return graph
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """A tensor of the graph: what builds it, and the checkpoint's tensors that it is made of."""
+
+    build: Callable[[], Tensor]
+    origins: tuple[str, ...]
 
 
 class _Matched:
@@ -178,14 +188,18 @@ class _Matched:
                 f"{pair.tensor} {list(other)} lies the other way round than the operators of {pair.place} take it"
             )
 
-    def makes(self) -> Mapping[str, Callable[[], Tensor]]:
+    def makes(self) -> Mapping[str, GraphTensor]:
         """Return the tensors of the graph by name, in its order."""
         by_place = {pair.place: pair for pair in self._pairs}
-        made: dict[str, Callable[[], Tensor]] = {}
+        tensors: dict[str, GraphTensor] = {}
         for place in self._graph:
-            name, make = self._made(by_place[place]) if place in by_place else (place, self._own(place))
-            made[name] = make
-        return made
+            pair = by_place.get(place)
+            if pair is None:
+                tensors[place] = GraphTensor(self._own(place), ())
+            else:
+                name, build = self._made(pair)
+                tensors[name] = GraphTensor(build, (pair.tensor,))
+        return tensors
 
     def _own(self, place: str) -> Callable[[], Tensor]:
         return lambda: self._graph[place]

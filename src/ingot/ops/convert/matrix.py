@@ -15,6 +15,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
 from ingot.model.tensor import Tensor
+from ingot.ops.account import account_of_conversion, dropped
 from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
@@ -121,7 +122,7 @@ def _ways(checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack:
     place = Destination("", True, format, format.file_name(STEM))
     wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
     try:
-        seen = viewed(checkpoint, place, wanted, frozenset())
+        seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
         view = seen.checkpoint
         stack.callback(view.close)
         format = format.fit(view.attachments) if isinstance(format, Fitting) else format
@@ -129,6 +130,10 @@ def _ways(checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack:
         for tensor in checkpoint.values():
             yield _refused(format, tensor, error)
         return
+    account = account_of_conversion(checkpoint, view, view, format, options.drop)
+    for name, reason in account.lost.items():
+        codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
+        yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
     yield from (_way(format, view[name], seen.inexact) for name in view)
 
 

@@ -10,6 +10,7 @@ from ingot.core.options import about
 from ingot.ops.options import (
     ADDRESS,
     DIGEST,
+    DROP,
     IO,
     LIMITS,
     MAX_DECOMPRESSED,
@@ -242,6 +243,7 @@ class ConvertOptions:
             panel=_TARGET,
         ),
     )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
     metadata: Mapping[str, Any] = field(
         default_factory=dict,
         metadata=about("Entry of the result's metadata: NAME=VALUE; any number.", panel=_ATTACHMENTS),
@@ -282,5 +284,6 @@ class MatrixOptions:
     keep_names: bool = field(
         default=False, metadata=about("Between a model's folder and GGUF, names and order of rows stay as they are.")
     )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
     verify: bool = field(default=True, metadata=about("Check the source's digests."))
     io: str = field(default="pread", metadata=IO)

@@ -22,6 +22,7 @@ from ingot.engine.data import spec_of, step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FormatWriter, FullSize, WriteOptions
+from ingot.model.account import Account, Omission
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
-VERSION = 4
+VERSION = 5
 """Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30
@@ -97,6 +98,8 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
     recipe: str
     measured: bool
     untie: bool
+    superseded: dict[str, str]
+    dropped: dict[str, str]
     notes: list[str]
     warnings: list[str]
     steps: list[StepData]
@@ -155,6 +158,8 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
         "recipe": plan.recipe,
         "measured": plan.measured,
         "untie": prepared.untie,
+        "superseded": dict(prepared.account.superseded),
+        "dropped": dict(prepared.account.dropped),
         "notes": list(prepared.notes),
         "warnings": list(plan.warnings),
         "steps": [step_data(step) for step in plan.steps],
@@ -252,6 +257,7 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         notes=data.notes,
         read=opened.read,
         inexact=opened.inexact,
+        account=Account(data.superseded, data.dropped),
     )
 
 
@@ -322,7 +328,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
-        view = viewed(checkpoint_of(source), place, options, frozenset(data.view.without), planned)
+        view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)

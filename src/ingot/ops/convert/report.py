@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -72,7 +72,8 @@ class ConvertReport(Shown):
 
     Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
     alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect, ``commands`` what runs the
-    result, ``rounded`` what quantizers did to each matrix.
+    result, ``rounded`` what quantizers did to each matrix. ``superseded`` and ``dropped`` are source tensors that the
+    result does not hold, with the reason (``model.account``).
     """
 
     source: str
@@ -92,6 +93,8 @@ class ConvertReport(Shown):
     commands: Texts = ()
     budget: BudgetReport | None = None
     rounded: Sequence[Outcome] = ()
+    superseded: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -104,8 +107,8 @@ class ConvertReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether the numbers of every tensor survive: values, or codes and scales that these are computed from."""
-        return all(tensor.exact for tensor in self.tensors)
+        """Whether the result holds every tensor of the source, each exactly: its values, or its codes and scales."""
+        return not self.dropped and all(tensor.exact for tensor in self.tensors)
 
     @property
     def actions(self) -> Counts:
@@ -136,7 +139,7 @@ class ConvertReport(Shown):
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
-        beside = ("tensors", "commands", "budget", "rounded")
+        beside = ("tensors", "commands", "budget", "rounded", "superseded", "dropped")
         figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
         speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
         figures += [
@@ -147,6 +150,7 @@ class ConvertReport(Shown):
             Figure("commands", self.commands, "texts", data=False),
             Figure("equal", said(self.actions.get(REPACKED, 0), self.grades), data=False),
         ]
+        figures += [Figure("superseded", dict(self.superseded), "data"), Figure("dropped", dict(self.dropped), "data")]
         if self.rounded:
             figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
         resumed = "; {resumed} from an earlier run" if self.resumed else ""

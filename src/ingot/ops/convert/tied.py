@@ -7,10 +7,11 @@ drops the weight, not its scales, and refuses the folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.core.names import role_of
+from ingot.model.account import Omission
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.inputs import alike, equal_values
 
@@ -22,7 +23,7 @@ _KEY = "tie_word_embeddings"
 class Tied:
     """What is to be done: leave out the tensors in ``without``, or say in the config that nothing is tied."""
 
-    without: frozenset[str] = frozenset()
+    without: Mapping[str, Omission] = field(default_factory=dict)
     untie: bool = False
     note: str = ""
 
@@ -38,5 +39,6 @@ def untangle(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tied:
     embeddings = [name for name in tensors if role_of(name) == "embedding" and alike(tensors[name], tensors[head])]
     same = next((name for name in embeddings if equal_values(tensors[name], tensors[head])), None)
     if same is not None:
-        return Tied(frozenset({head}), note=f"{head} is left out: it is {same}, as config.json says ({_KEY})")
+        reason = f"the values of {same}, to which config.json ties it: {_KEY}"
+        return Tied({head: Omission(reason, superseded=True)})
     return Tied(untie=True, note=f"config.json now says {_KEY} false: {head} has values of its own")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UsageError
+from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.apart import experts_for
 from ingot.ops.architectures.translated import Translated, holds_a_model
 from ingot.ops.architectures.view import to_gguf, to_model
-from ingot.ops.attachments import KINDS, located, require_carried
+from ingot.ops.attachments import KINDS, WITH_WEIGHTS, located, require_carried
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph, as_weights
 from ingot.ops.convert.importance import read_importance
@@ -20,7 +21,7 @@ from ingot.ops.convert.prune import BLOCK, PruneOptions, choose_pruning
 from ingot.ops.convert.rounding import rounded
 from ingot.ops.destination import Destination
 from ingot.ops.views.attach import attach, describe, detach
-from ingot.ops.views.names import drop
+from ingot.ops.views.names import omit
 from ingot.ops.views.rounded import Rounding
 from ingot.ops.views.values import prune, weigh
 from ingot.recipes.recipe import Recipe
@@ -46,7 +47,7 @@ def viewed(
     opened: Checkpoint,
     place: Destination,
     options: ConvertOptions,
-    without: frozenset[str],
+    without: Mapping[str, Omission],
     planned: Collection[str] = (),
 ) -> Viewed:
     """Apply what the options ask for to an opened checkpoint, less the tensors ``without``.
@@ -70,7 +71,7 @@ def viewed(
     paths = {kind: path for kind in KINDS if (path := getattr(options, kind, None)) is not None}
     format = place.format
     require_carried(format, paths)
-    left = drop(opened, without) if without else opened
+    left = omit(opened, without)
     here = _as_model(left if options.keep_names else as_weights(left, place), place, options)
     experts = Translated(here.checkpoint) if options.keep_names else _with_experts(here.checkpoint, place)
     pruned = _pruned(experts.checkpoint, options)
@@ -96,7 +97,7 @@ def viewed(
     view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
-    behind = [f"the {KINDS[kind]} of the source stays behind: {format.name} carries none" for kind in stay]
+    behind = [f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in stay if kind not in WITH_WEIGHTS]
     behind += [stays] if stays else []
     notes = (*_told(here), *_told(experts), *pruned.notes, *done.notes, *_told(there), *behind)
     return Viewed(view, notes, pruned.read, done.rounding, weights, there.rounded)

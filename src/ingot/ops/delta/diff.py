@@ -27,9 +27,11 @@ from ingot.engine.resources import RESERVE, Resources
 from ingot.engine.route import is_opaque
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
+from ingot.model.account import Account
 from ingot.model.delta import KEY, DeltaInfo, Identity
 from ingot.model.limits import require_in_proportion
 from ingot.model.statistics import Statistics
+from ingot.ops.account import account_of_reading
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
@@ -185,11 +187,13 @@ class _Diff:
             self._asking = ByWorkers(self._pairs, sources, how, pool, self._progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
+        self._account = Account()
         self._same: dict[str, str] = {}
         self._moved: dict[str, str] = {}
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
+        self._account = account_of_reading((self._base, self._tuned), self._tuned.location, self._options.drop)
         for checkpoint in (self._base, self._tuned):
             tensors, counts = checkpoint.many.counted()
             require_in_proportion(tensors, checkpoint.location, counts)
@@ -377,7 +381,11 @@ class _Diff:
             parent_hash=info.base.hashes.get(PARENT),
             resumed=executed.resumed,
             rounded=rounded,
-            notes=[] if self._known is None else [*outcome_lines(rounded, self._known.location), *self._unseen()],
+            notes=[
+                *self._account.notes(),
+                *([] if self._known is None else [*outcome_lines(rounded, self._known.location), *self._unseen()]),
+            ],
+            dropped=self._account.dropped,
         )
 
     def _unseen(self) -> list[str]:

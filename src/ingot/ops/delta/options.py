@@ -10,6 +10,7 @@ from ingot.core.options import about
 from ingot.ops.options import (
     ADDRESS,
     DIGEST,
+    DROP,
     IO,
     LIMITS,
     MAX_DECOMPRESSED,
@@ -67,6 +68,7 @@ class DiffOptions:
         default=None,
         metadata=about("For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1."),
     )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
     max_error: float | None = field(
         default=None, metadata=about("For --strategy auto: largest error of a difference, as a share of its norm.")
     )
@@ -115,6 +117,7 @@ class PatchOptions:
             "base is proven."
         ),
     )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
     dtype: Any = field(default=None, metadata=about("Element type of the result's floats; default: the fine-tune's."))
     format: str | None = field(
         default=None, metadata=about("Target format; default: by the suffix, or the base's.", "--format", "-f")

@@ -28,6 +28,7 @@ from ingot.formats.base import WriteOptions
 from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
+from ingot.ops.account import account_of_reading
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.convert.requests import DEFAULT_SHARD
@@ -100,6 +101,8 @@ class _Patch:
 
     def run(self, *, elsewhere: bool) -> PatchReport:
         options, place = self._options, self._place
+        read = [self._base, *(link.checkpoint for link in self._links)]
+        account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
         routes, counts = stage_routes[-1].counted()
         require_in_proportion((route.origin for route in routes), place.location, counts)
@@ -129,6 +132,7 @@ class _Patch:
             companions=executed.companions,
             result_id=proof.result_id,
             resumed=executed.resumed,
+            notes=account.notes(),
         )
 
     def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ingot.engine.alike import Finished
@@ -145,7 +145,7 @@ class DiffReport(Shown):
 
     ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
     ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run. ``rounded`` is what quantizers did
-    to each matrix, ``notes`` tell of it.
+    to each matrix, ``notes`` tell of it. ``dropped`` are tensors that were not read, and whose loss was accepted.
     """
 
     base: str
@@ -164,6 +164,7 @@ class DiffReport(Shown):
     resumed: int = 0
     rounded: Sequence[Outcome] = ()
     notes: Texts = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def share(self) -> Ratio:
@@ -172,8 +173,8 @@ class DiffReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether patching gives the fine-tune bit for bit."""
-        return all(tensor.exact for tensor in self.tensors)
+        """Whether patching gives the fine-tune bit for bit: each tensor exactly, and none was dropped."""
+        return not self.dropped and all(tensor.exact for tensor in self.tensors)
 
     @property
     def ops(self) -> Counts:
@@ -193,8 +194,9 @@ class DiffReport(Shown):
 
     def report(self, *, tensors: bool = False) -> Report:
         """Return all figures and the tensors, which people get if asked for."""
-        beside = ("tensors", "rounded")
+        beside = ("tensors", "rounded", "dropped")
         figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name not in beside]
+        figures.append(Figure("dropped", dict(self.dropped), "data"))
         if self.rounded:
             figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
         short = self.short
@@ -250,6 +252,7 @@ class PatchReport(Shown):
     companions: Texts = ()
     result_id: str | None = None
     resumed: int = 0
+    notes: Texts = ()
 
     def report(self) -> Report:
         """Return all figures."""
@@ -264,6 +267,7 @@ class PatchReport(Shown):
         lines.append(Line("proven to be the right one" if self.verified_base else "not checked", "base"))
         if self.verified:
             lines.append(Line("{result_id}, as the delta promises", "result"))
+        lines.append(Line("{item}", "note", each="notes"))
         return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
 
 

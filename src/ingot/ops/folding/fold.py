@@ -85,7 +85,8 @@ def fold(
         for name in checkpoint
     ]
     entries += [(name, made(name, source), name) for name, source in (more or {}).items()]
-    view = derived(checkpoint, mapping(entries, checkpoint), told.verb, told.argument, told.said, close)
+    origins = {name: (source,) for name, source in (more or {}).items()}
+    view = derived(checkpoint, mapping(entries, checkpoint), told.verb, told.argument, told.said, close, origins)
     changed = set(changed_names(graph, folding.touches))
     view.importance = {name: weights for name, weights in view.importance.items() if name not in changed}
     return view

@@ -15,6 +15,7 @@ from ingot.core.options import takes
 from ingot.core.stats import ErrorStats
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError
+from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bits, Bytes, Ratio, Shape
 from ingot.model.tensor import Tensor
@@ -91,7 +92,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All that a page shows of the checkpoint at ``path``; ``reference`` is what it was compared with."""
+    """All that a page shows of the checkpoint at ``path``; ``reference`` is what it was compared with.
+
+    ``unread``: sentences about tensors that could not be read and are in no figure.
+    """
 
     path: str
     format: str
@@ -102,6 +106,7 @@ class Look:
     receipts: Sequence[tuple[str, str]]
     scores: Sequence[Score]
     chips: Sequence[ChipSum] = ()
+    unread: Sequence[str] = ()
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +154,11 @@ def look(options: ReportOptions) -> Look:
             receipts=[*_receipts(subject), *_measured(options.a if options.b is None else options.b)],
             scores=scores,
             chips=_chips(subject, options.chip),
+            unread=[
+                f"{item.location}: {describe_unread(item.unread)}"
+                for item in (reference, subject)
+                if item is not None and item.unread
+            ],
         )
 
 

@@ -104,6 +104,7 @@ def _head(found: Look) -> str:
         differ = sum(row.status not in ("identical", "equal") for row in found.rows)
         figures |= {"largest relative error": percent(worst), "tensors that differ": f"{differ:,}"}
     beside = "" if found.reference is None else f"<p>Against A: {text_of(found.reference)}</p>"
+    beside += "".join(f"<p>Not in any figure: {text_of(sentence)}</p>" for sentence in found.unread)
     items = "".join(f"<div><dt>{name}</dt><dd>{text_of(value)}</dd></div>" for name, value in figures.items())
     return f'<h1>{text_of(found.path)}</h1>{beside}<dl class="figures">{items}</dl>'
 

@@ -19,9 +19,11 @@ def tables(found: Look, page: str | None = None) -> Report:
         Figure("elements", found.elements, "count"),
         Figure("nbytes", found.nbytes, "bytes"),
         Figure("bits", 8 * found.nbytes / max(found.elements, 1), "bits"),
+        Figure("unread", found.unread, "texts"),
         Figure("receipts", [list(pair) for pair in found.receipts], "data"),
     ]
     lines = [Line("{path}: {format}, {count} tensors, {nbytes}, {bits} bits per element")]
+    lines.append(Line("note: {item}", each="unread"))
     if page is not None:
         lines.append(Line("page: {page}"))
     return Report(

@@ -22,12 +22,16 @@ def view_of(
     verb: Verb,
     argument: Any,
     said: Any = None,
+    origins: Mapping[str, Sequence[str]] | None = None,
 ) -> Checkpoint:
     """Return a view; what errors of columns weigh stays with the tensors whose columns are the same.
 
-    ``said`` is the argument as JSON, where that is not the argument itself.
+    ``said`` is the argument as JSON, where that is not the argument itself. An entry is made of the tensor that it
+    names last, unless ``origins`` lists others.
     """
-    view = derived(checkpoint, mapping(entries, checkpoint), verb, argument, argument if said is None else said)
+    made_of = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
+    description = argument if said is None else said
+    view = derived(checkpoint, mapping(entries, checkpoint), verb, argument, description, origins=made_of)
     cols = {new: old for new, _, old in entries if new == old and old in checkpoint.importance}
     view.importance = {
         new: checkpoint.importance[old]

@@ -95,4 +95,4 @@ def add(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> Checkpoint:
         name: [list(values.shape), checksums.digest("sha256", values.reshape(-1).view(np.uint8).data)]
         for name, values in held.items()
     }
-    return view_of(checkpoint, entries, add, dict(held), said)
+    return view_of(checkpoint, entries, add, dict(held), said, dict.fromkeys(held, ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.lazy import Lazy
 from ingot.model.view import derived, renamed
@@ -31,7 +32,8 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
         return lambda: renamed(checkpoint[old], new)
 
     tensors = mapping([(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint)
-    view = derived(checkpoint, tensors, rename, dict(names), dict(names))
+    origins = {new: (old,) for old, new in pairs.items() if new != old}
+    view = derived(checkpoint, tensors, rename, dict(names), dict(names), origins=origins)
     view.importance = {pairs[name]: weights for name, weights in checkpoint.importance.items()}
     view.called = {pairs[name]: told for name, told in checkpoint.called.items()}
     return view
@@ -49,6 +51,19 @@ def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     """Return the checkpoint without these tensors. Raises ``UsageError`` ``tensor.unknown``."""
-    left_out = set(names)
-    require_known(checkpoint, left_out)
-    return select(checkpoint, [name for name in checkpoint if name not in left_out])
+    unwanted = set(names)
+    require_known(checkpoint, unwanted)
+    return select(checkpoint, [name for name in checkpoint if name not in unwanted])
+
+
+def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoint:
+    """Return the checkpoint without these tensors, with the reasons for the account of a conversion.
+
+    Raises ``UsageError`` ``tensor.unknown``.
+    """
+    if not omissions:
+        return checkpoint
+    view = drop(checkpoint, omissions)
+    reasons = {origin: reason for name, reason in omissions.items() for origin in checkpoint.origins_of(name)}
+    view.omissions = {**view.omissions, **reasons}
+    return view

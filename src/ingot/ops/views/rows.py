@@ -210,7 +210,8 @@ def _joined(
         for name in checkpoint
         if name not in gone
     ]
-    view = view_of(checkpoint, entries, verb, {new: list(members) for new, members in names.items()})
+    joined_names = {new: list(members) for new, members in names.items()}
+    view = view_of(checkpoint, entries, verb, joined_names, origins=joined_names)
     for new, members in names.items():
         own = [checkpoint.importance.get(name) for name in members]
         if own[0] is not None and all(other is not None and np.array_equal(own[0], other) for other in own):

@@ -74,7 +74,8 @@ def join_seconds(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     entries = [
         (name, _given(joined[name]) if name in joined else None, name) for name in checkpoint if name not in gone
     ]
-    return view_of(checkpoint, entries, join_seconds, None, {}) if joined else checkpoint
+    origins = {name: (name, name.removesuffix(WEIGHT) + SCALE) for name in joined}
+    return view_of(checkpoint, entries, join_seconds, None, {}, origins) if joined else checkpoint
 
 
 def _weight(tensor: Tensor, layout: ScaledCodebookLayout) -> Make:

@@ -115,7 +115,8 @@ def woven(checkpoint: Checkpoint, names: Mapping[str, tuple[tuple[int, ...], Map
         if name in first or name not in used
     ]
     said = {new: [list(shape), {name: asdict(u) for name, u in of.items()}] for new, (shape, of) in names.items()}
-    return view_of(checkpoint, entries, woven, dict(names), said)
+    origins = {new: list(members) for new, (_, members) in names.items()}
+    return view_of(checkpoint, entries, woven, dict(names), said, origins)
 
 
 def _require(units: Units, size: int, wanted: int, name: str) -> None:

@@ -114,12 +114,15 @@ class RemoteStaging(Staging):
             taken = [name for name in names if name in self._taken]  # no companions, no index: order tells nothing
             for _ in ordered(lambda name: self._put(name, done), taken, min(len(taken), _COPYING)):
                 pass
-            for name in sorted((name for name in names if name not in self._taken), key=_rank):
+            staged = sorted((name for name in names if name not in self._taken), key=_rank)
+            for name in staged[:-1]:
                 self._put(name, done)
             self._delete(sorted(old.difference(names)))
+            for name in staged[-1:]:  # the file that makes the others count comes after all that can fail
+                self._put(name, done)
         else:
             self._put(names[0], done)
-        self.discard()
+        self._committed()
         return self.dst
 
     def discard(self) -> None:

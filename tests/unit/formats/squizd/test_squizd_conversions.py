@@ -173,8 +173,9 @@ def test_attachments_travel_between_squizd_files(model: Path, draft: Path, packa
         assert all(np.array_equal(tensor.numpy(), other[name].numpy()) for name, tensor in found.items())
         assert one.attachments.coreml is not None
     assert [item for item in ingot.verify(tmp_path / "b.squizd", strict=True) if item.level == "error"] == []
-    report = ingot.convert(tmp_path / "b.squizd", tmp_path / "c.zt")
-    assert len(report.notes) == 2
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(tmp_path / "b.squizd", tmp_path / "c.zt")
+    assert caught.value.rule == "account.lost"
 
 
 def test_two_primary_encodings_are_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
