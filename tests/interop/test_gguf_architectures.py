@@ -168,7 +168,7 @@ def test_positions_begin_behind_padding(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "rule"), [
     ({"pad_token_id": 63}, "architecture.config"), ({"pad_token_id": -1}, "architecture.config"),
     ({"pad_token_id": 1 << 31}, "architecture.config"),
-    ({"pad_token_id": 63, "max_position_embeddings": 600}, "architecture.rows"),
+    ({"pad_token_id": 63, "max_position_embeddings": 600}, "model.shape"),
 ])  # fmt: skip
 def test_padding_that_leaves_no_positions_is_refused(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
     model = model_of("roberta", tmp_path / "model")
@@ -390,4 +390,4 @@ def test_experts_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
     ingot.save(model / "model.safetensors", {**tensors, name: tensors[name][..., :-1]}, overwrite=True)
     with pytest.raises(UnsupportedError) as caught:
         ingot.convert(model, tmp_path / "x.gguf")
-    assert caught.value.rule == "architecture.rows"
+    assert caught.value.rule == "model.shape"

@@ -323,7 +323,7 @@ def test_names_stay_where_that_is_asked_for_or_nothing_is_known(model: Path, tmp
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"num_attention_heads": 3}, "architecture.rows"),
+        ({"num_attention_heads": 3}, "model.shape"),
         ({"hidden_size": "64"}, "architecture.config"),
         ({"num_hidden_layers": 0}, "architecture.config"),
     ],

@@ -58,6 +58,7 @@ def folder(path: Path, model: bytes, settings: dict[str, Any], rows: int, **conf
     known = {
         "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "dtype": "float32",
         "num_attention_heads": 1, "vocab_size": rows, "bos_token_id": 1, "eos_token_id": 2,
+        "architectures": ["LlamaForCausalLMWithoutLayers"],
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps({**known, **config}))
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 from urllib.parse import quote
 
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, Stamped
 from ingot.model.ranges import read_bytes, read_ranges
 
@@ -227,6 +227,39 @@ class Listed(Store):
 
     def tree(self, folder: str = "") -> Iterator[str]:
         return self._store.tree(folder)
+
+    def local_path(self, name: str = "") -> PathLike[str] | None:
+        return self._store.local_path(name)
+
+
+class Without(Store):
+    """A store as if it did not hold some of its files.
+
+    Parameters
+    ----------
+    store : Store
+    hidden : frozenset of str
+        The names of files that are neither listed nor opened.
+    """
+
+    def __init__(self, store: Store, hidden: frozenset[str]) -> None:
+        self._store, self._hidden = store, hidden
+        self.location, self.url = store.location, store.url
+
+    def list(self, folder: str = "") -> Listing:
+        listing = self._store.list(folder)
+        if folder:
+            return listing
+        files = tuple(name for name in listing.files if name not in self._hidden)
+        return Listing(files, listing.folders, listing.outside)
+
+    def open(self, name: str) -> ByteSource:
+        if name in self._hidden:
+            raise UsageError("this file is left out here", rule="store.missing", where=self.location_of(name))
+        return self._store.open(name)
+
+    def stat(self, name: str) -> Stamp:
+        return self._store.stat(name)
 
     def local_path(self, name: str = "") -> PathLike[str] | None:
         return self._store.local_path(name)

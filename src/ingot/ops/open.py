@@ -15,6 +15,7 @@ from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, ConfigKeys, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
+from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bulk import Bulk
 from ingot.model.bytesource import Stamped
@@ -22,7 +23,7 @@ from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.lazy import Many, as_many
 from ingot.model.limits import require_decompressed
-from ingot.model.store import Listed, Store
+from ingot.model.store import Listed, Store, Without
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
@@ -300,10 +301,19 @@ def path_here(path: str | PathLike[str], address: str) -> str | PathLike[str]:
 
 
 def open_source(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+    path: str | PathLike[str],
+    *,
+    io: str = "auto",
+    verify: bool = True,
+    max_decompressed: int | str | None = None,
+    trust_index: bool = False,
 ) -> Source:
-    """Locate and validate; see ``open``."""
-    return open_found(*find(path, io), verify=verify, max_decompressed=max_decompressed)
+    """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
+    ignored."""
+    store, name = find(path, io)
+    if trust_index and not name:
+        store = Without(store, unlisted_files(store))
+    return open_found(store, name, verify=verify, max_decompressed=max_decompressed)
 
 
 def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed: int | str | None = None) -> Source:

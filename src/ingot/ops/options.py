@@ -36,10 +36,10 @@ IO = about(
     command=False,
 )
 DROP = about(
-    "Accept that tensors whose names fit this pattern are missing from the result; any number. A glob, or a regular "
-    "expression after re:.",
+    "Leave out tensors of these names (a glob, or re:REGEX), and accept it if they are lost. Any number.",
     "--drop",
     metavar="PATTERN",
+    panel=LIMITS,
 )
 RESUME = about("Continue a killed run of the same command; keep what is finished if interrupted.")
 

@@ -47,7 +47,8 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)
 EXPERTS, STACK = "model.layers.0.mlp.experts.gate_up_proj", (2, 32, 64)
 _LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
+    "model_type": "llama", "architectures": ["OneMatrix"],
+    "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 _GPT_OSS = {

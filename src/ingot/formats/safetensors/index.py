@@ -65,6 +65,21 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
     )
 
 
+def unlisted_files(store: Store) -> frozenset[str]:
+    """Return the weight files of a folder that its index does not list; nothing unless there is one index.
+
+    Raises ``FormatError`` as ``read_sharded``.
+    """
+    names = store.names()
+    indexes = [name for name in names if name.lower().endswith(INDEX_SUFFIX)]
+    if len(indexes) != 1:
+        return frozenset()
+    raw = store.read(indexes[0], MAX_INDEX, "safetensors.index-length")
+    _require_room(store, indexes[0], len(raw))
+    listed = set(_parse(raw, indexes[0])[0].values())
+    return frozenset(name for name in names if name.lower().endswith(SUFFIX) and name not in listed)
+
+
 def _require_room(store: Store, name: str, size: int) -> None:
     """Refuse a large index that names more than the headers of the files beside it can, before it is parsed.
 

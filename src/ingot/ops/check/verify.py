@@ -25,6 +25,7 @@ from ingot.ops.check.options import VerifyOptions
 from ingot.ops.check.receipt import receipt_of
 from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.check.tensors import NO_DIGEST, check_tensor, check_tensors
+from ingot.ops.completeness import defects_of
 from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import is_elsewhere
@@ -124,6 +125,10 @@ def examine(
     findings += _description(source)
     findings += _contents(source, progress, by_tensor)
     findings += _attachments(source)
+    findings += [
+        Finding("error", defect.rule, f"{path}: {defect.name}", defect.message)
+        for defect in defects_of(source, checkpoint_of(source))
+    ]
     findings += _whole(source)
     sealed = [*_sealed(source)]
     findings += [item for item in sealed if item is not None]

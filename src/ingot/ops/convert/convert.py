@@ -28,6 +28,7 @@ from ingot.model.report import Report, Shown
 from ingot.ops.account import account_of_conversion, dropped, unused_patterns
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
+from ingot.ops.completeness import require_complete
 from ingot.ops.convert.budget import budgeted
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.dry_run import dry_run
@@ -60,6 +61,7 @@ from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
 from ingot.ops.views.rounded import Rounding
 from ingot.recipes.load import load_recipe
+from ingot.recipes.patterns import Patterns
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
 
@@ -181,12 +183,19 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     recipe = turned_first(recipe, options.rotate)
-    source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
+    source = open_source(
+        options.src,
+        io=options.io,
+        verify=options.verify,
+        max_decompressed=options.max_decompressed,
+        trust_index=options.trust_index,
+    )
     close = source.close
     try:
         refuse_same(source, target)
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
+        require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
         view = viewed(checkpoint, target, replace(options, recipe=recipe), without)

@@ -244,6 +244,10 @@ class ConvertOptions:
         ),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
+    trust_index: bool = field(
+        default=False,
+        metadata=about("Ignore weight files of the source's folder that its index does not list.", panel=LIMITS),
+    )
     metadata: Mapping[str, Any] = field(
         default_factory=dict,
         metadata=about("Entry of the result's metadata: NAME=VALUE; any number.", panel=_ATTACHMENTS),

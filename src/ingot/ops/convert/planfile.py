@@ -56,6 +56,7 @@ class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     verify: bool
     max_decompressed: int | str | None
     identity: list[Any]
+    trust_index: bool = False
 
 
 @warm
@@ -138,6 +139,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "io": options.io,
             "verify": options.verify,
             "max_decompressed": options.max_decompressed,
+            "trust_index": options.trust_index,
             "identity": prepared.checkpoint.identity(),
         },
         "target": {
@@ -321,7 +323,13 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
     """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
     place = destination(data.target.path if out is None else out, data.target.format)
     told = data.source
-    source = open_source(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
+    source = open_source(
+        told.url,
+        io=told.io,
+        verify=told.verify,
+        max_decompressed=told.max_decompressed,
+        trust_index=told.trust_index,
+    )
     close = source.close
     try:
         refuse_same(source, place)

@@ -41,9 +41,10 @@ def weights(*, tied: bool = False) -> dict[str, np.ndarray]:
     for layer in range(2):
         for name, shape in SHAPES.items():
             found[LAYER.format(layer) + name] = random.normal(size=shape).astype(np.float16)
-        found[LAYER.format(layer) + "input_layernorm.weight"] = np.ones(64, np.float16)
+        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            found[LAYER.format(layer) + norm] = np.ones(64, np.float16)
     head = found["model.embed_tokens.weight"] if tied else random.normal(size=(80, 64)).astype(np.float16)
-    return {**found, "lm_head.weight": head}
+    return {**found, "model.norm.weight": np.ones(64, np.float16), "lm_head.weight": head}
 
 
 def folder_of(path: Path, *, tied: bool = False) -> Path:

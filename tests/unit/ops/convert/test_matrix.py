@@ -30,7 +30,8 @@ WAYS = {
     "dense": ("dense", {}),
 }
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
+    "model_type": "llama", "architectures": ["OneMatrix"],
+    "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 32, "vocab_size": 8,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 FORMATS = ("zt", "gguf", "gptq", "compressed-tensors", "modelopt", "mlx", "safetensors")

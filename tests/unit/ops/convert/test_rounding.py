@@ -407,7 +407,9 @@ def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) 
     folder.mkdir()
     config = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
     more = {"num_key_value_heads": 2, "vocab_size": 8, "max_position_embeddings": 8, "rms_norm_eps": 1e-5}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config, **more}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["OneMatrix"], **config, **more})
+    )
     ingot.save(folder / "model.safetensors", {NAME: np.ones((64, 64), np.float16)})
     (tmp_path / "own.toml").write_text(
         RECIPE.format(codec="affine", options="{ group = 32 }").replace("*_proj", "*_up")
