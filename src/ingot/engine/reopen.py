@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.engine.plan import Plan
-from ingot.errors import IngotError, IntegrityError
+from ingot.errors import IngotError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
@@ -17,12 +17,14 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
-RULE = "written.unreadable"
+RULE, EMPTY = "written.unreadable", "written.empty"
 _REPORT = "nothing was published; this is a defect of Ingot, please report it"
 
 
 def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], location: str) -> None:
     """Raise ``IntegrityError`` ``written.unreadable`` unless the finished files hold just what was planned.
+
+    ``UnsupportedError`` ``written.empty``: there is no file.
 
     Parameters
     ----------
@@ -36,6 +38,12 @@ def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], 
     location : str
         The destination, for messages.
     """
+    if not files:
+        raise UnsupportedError(
+            f"{plan.format.name} has a file per tensor, and there is no tensor to write: choose another format",
+            rule=EMPTY,
+            where=location,
+        )
     entry = name if name in files else plan.format.entry(sorted(files)) or name
     try:
         catalog = plan.format.read(store, entry)

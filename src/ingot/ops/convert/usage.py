@@ -54,7 +54,7 @@ def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, sour
     path = _plain(place.location)
     made = Made(
         path,
-        path if not place.directory else f"{path.rstrip('/')}/{executed.files[0]}",
+        path if not (place.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",
         place.directory,
         place.directory and source.generates({*executed.companions, *executed.files}),
         plan.metadata,
