@@ -59,6 +59,7 @@ def folder_with(tmp_path: Path, post_processor: Any, **settings: Any) -> Path:
         (tokenizers.processors.ByteLevel(trim_offsets=False), {"add_bos_token": True}, (1,), ()),
         (template("<s> $A", ("<s>", 1)), {}, (1,), ()),
         (template("<s> $A", ("<s>", 1)), {"add_bos_token": True}, (1,), ()),
+        (template("<s> $A", ("<s>", 1)), {"add_bos_token": False}, (1,), ()),  # as transformers 5 has it
         (template("<s> $A </s>", ("<s>", 1), ("</s>", 2)), {}, (1,), (2,)),
         (template("$A </s>", ("</s>", 2)), {}, (), (2,)),
         (template("$A </s>", ("</s>", 2)), {"add_bos_token": True}, (1,), (2,)),
