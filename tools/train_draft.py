@@ -215,7 +215,7 @@ def main() -> None:
     model = load_model(given.model, dtype="f32")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    prefix = [token.id for token in sample_prefix(given.model)] or [model.config.bos_token_id or 0]
+    prefix = [token.id for token in sample_prefix(given.model) or ()] or [model.config.bos_token_id or 0]
     if given.text is None:
         texts = written(model, prefix, given.texts, LENGTH)
     else:

@@ -20,7 +20,7 @@ from ingot.adapters.calibrate_work import Work
 from ingot.adapters.calibration import LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
 from ingot.adapters.generate import positions, require_vocabulary
 from ingot.adapters.model_source import AnyPath, resolve
-from ingot.adapters.samples import SEEDS, samples_of, seeded
+from ingot.adapters.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, samples_of, seeded
 from ingot.adapters.skeleton import Skeleton
 from ingot.adapters.special_tokens import SpecialToken, Surrounding
 from ingot.adapters.spilled_cache import spilled_cache
@@ -44,7 +44,6 @@ from ingot.stores.local import LocalTarget
 from ingot.stores.table import location_of
 from ingot.stores.temporary import temporary_folder
 
-OWN = "samples of the model"
 _SAMPLED = "samples"
 
 
@@ -175,10 +174,11 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
             yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix)
         else:
             prefix = sample_prefix(options.model)
-            ids = tuple(token.id for token in prefix)
+            ids = tuple(token.id for token in prefix or ())
             require_vocabulary(skeleton.model, torch.tensor(ids))
             require_room_for_text(length, Surrounding(ids))
-            yield _Subject(skeleton, identity, length, None, OWN, prefix)
+            source_name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
+            yield _Subject(skeleton, identity, length, None, source_name, prefix or ())
 
 
 def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:

@@ -10,7 +10,7 @@ from ingot.adapters.evaluate import require_window, scored
 from ingot.adapters.generate import positions, require_room, require_vocabulary
 from ingot.adapters.model_source import AnyPath, companions_folder
 from ingot.adapters.options import LoadOptions, Measures, Protocol
-from ingot.adapters.samples import HELD_OUT, samples_of, seeded
+from ingot.adapters.samples import HELD_OUT, SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, samples_of, seeded
 from ingot.adapters.special_tokens import SpecialToken, Surrounding, prefix_text
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -56,13 +56,14 @@ class Divergence:
         most, count = positions(model), sequences or SAMPLES
         window = LENGTH if most is None else min(LENGTH, most)
         if text is None:
-            self._windows = _drawn(torch, model, sample_prefix(source), (count, window), progress)
+            prefix = sample_prefix(source)
+            name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
+            self._windows = _drawn(torch, model, prefix or (), (count, window), progress)
         else:
+            name = location_of(text)
             self._windows = read_windows(load_tokenizer(source), text, Protocol(window, count))
         require_vocabulary(model, self._windows.tokens)
-        self.over = f"{len(self._windows)} windows of {window} tokens of " + (
-            "samples of the model" if text is None else location_of(text)
-        )
+        self.over = f"{len(self._windows)} windows of {window} tokens of {name}"
         if self._windows.prefix:
             self.over += f", each after {prefix_text(self._windows.prefix)}"
 

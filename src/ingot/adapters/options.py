@@ -124,7 +124,8 @@ class Protocol:
     """
 
     window: int = field(
-        default=256, metadata=about(
+        default=256,
+        metadata=about(
             "Tokens of a window, with those that the tokenizer puts before a text; each is read without context.",
             metavar="N",
             least=2,

@@ -13,6 +13,10 @@ from ingot.errors import IntegrityError
 DRAWN = 96
 """Windows that are drawn together: a pass for one token of each takes little more than for one."""
 
+SAMPLES_OF_MODEL = "samples of the model"
+SAMPLES_WITHOUT_TOKENIZER = f"{SAMPLES_OF_MODEL}, beside which no tokenizer lies"
+"""What reports and statistics files call them. Without a tokenizer it is not known what a text begins with."""
+
 # torch seeds its generator of the CPU with the lower 32 bits of a number alone. Calibrations may take those without
 # the highest, what is measured is drawn with it: nobody can calibrate on the windows that a budget is judged by.
 SEEDS = 1 << 31

@@ -133,8 +133,8 @@ def require_room_for_text(length: int, surrounding: Surrounding) -> int:
     return room
 
 
-def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...]:
-    """Return the tokens that a model's own samples begin with: none where no tokenizer lies beside its weights.
+def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...] | None:
+    """Return the tokens that a model's own samples begin with; None if no tokenizer lies beside its weights.
 
     Raises
     ------
@@ -143,6 +143,6 @@ def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...]:
     """
     with companions_folder(path) as folder:
         if not has_tokenizer(folder):
-            return ()
+            return None
         tokenizer = tokenizer_in(folder)
     return named_tokens(tokenizer, surrounding_tokens(tokenizer).before)

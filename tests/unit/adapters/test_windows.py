@@ -248,13 +248,17 @@ def test_without_such_tokens_the_first_one_stays_uniform(tmp_path: Path, monkeyp
     model = make("llama", folder_with(tmp_path / "m", None), "float32", vocab_size=300)
     assert sample_prefix(model) == ()
     with_files = windows_read(monkeypatch, model=model, out=tmp_path / "s.safetensors")
+    with Statistics.open(tmp_path / "s.safetensors") as statistics:
+        assert statistics.metadata["source"] == "samples of the model"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
+    assert sample_prefix(model) is None
     without_files = windows_read(monkeypatch, model=model, out=tmp_path / "s.safetensors")
     assert torch.equal(with_files, without_files)
     assert len({*with_files[:, 0].tolist()}) > 4
     with Statistics.open(tmp_path / "s.safetensors") as statistics:
         assert statistics.metadata["window_prefix"] == "[]"
+        assert statistics.metadata["source"] == "samples of the model, beside which no tokenizer lies"
 
 
 def test_a_tokenizer_of_another_model_is_refused_for_samples(tmp_path: Path) -> None:
