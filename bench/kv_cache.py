@@ -27,7 +27,10 @@ from clock import turns
 import ingot
 from ingot.adapters.kv_cache import PackedCache, make_cache, use_kv_cache
 from ingot.adapters.kv_options import kv_cache
+from ingot.adapters.options import Protocol
+from ingot.adapters.special_tokens import surrounding_tokens, text_tokens
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import read_windows
 
 OURS = ("int8", "int4", "kivi2", "int4,window=16,block=16", "kivi2,window=32")
 PEERS = {
@@ -108,9 +111,13 @@ def quality(names: list[str], models: dict[str, Any], windows: torch.Tensor) -> 
     return rows
 
 
-def needle(names: list[str], models: dict[str, Any], tokens: torch.Tensor, count: int, length: int) -> dict[str, float]:
+def needle(
+    names: list[str], models: dict[str, Any], tokens: torch.Tensor, before: tuple[int, ...], shape: tuple[int, int]
+) -> dict[str, float]:
     """By how many nats a token of the passage is likelier for its having been there, with each cache."""
+    count, length = shape
     fill, rest = tokens[: count * length].reshape(count, length), tokens[count * length :]
+    fill[:, : len(before)] = torch.tensor(before, dtype=fill.dtype)
     passage = rest[: count * PASSAGE].reshape(count, PASSAGE)
     other = rest[count * PASSAGE : 2 * count * PASSAGE].reshape(count, PASSAGE)
     at = int(DEPTH * length)
@@ -175,14 +182,15 @@ def main() -> None:
     plain = ingot.load_model(args.model, dtype="f32")
     ours = use_kv_cache(ingot.load_model(args.model, dtype="f32"), "int4")
     models = {name: ours if name in (*OURS, *EVICT) else plain for name in (*names, *EVICT)}
-    text = Path(args.text).read_text(encoding="utf-8")[:400_000]
-    tokens = torch.tensor(load_tokenizer(args.model)(text, add_special_tokens=False, verbose=False).input_ids)
+    tokenizer = load_tokenizer(args.model)
+    windows = read_windows(tokenizer, args.text, Protocol(window=args.window, sequences=args.windows)).tokens
+    tokens = torch.tensor(text_tokens(tokenizer, Path(args.text).read_text(encoding="utf-8")[:400_000]))
     took = speed(names, args.context, args.repeat)
     print(took, flush=True)
-    rows = quality(names, models, tokens[: args.windows * args.window].reshape(args.windows, args.window))
-    gains = needle(
-        [*names, *EVICT], models, tokens[args.windows * args.window :], args.needles, args.window - 2 * PASSAGE - 8
-    )
+    rows = quality(names, models, windows)
+    tokens, length = tokens[args.windows * args.window :], args.window - 2 * PASSAGE - 8
+    before = surrounding_tokens(tokenizer).before
+    gains = needle([*names, *EVICT], models, tokens, before, (args.needles, length))
     full = rows[0]
     print(
         "| cache | bytes a token | share | perplexity | KL | gain of the needle | ms a token | times the full cache |"

@@ -120,11 +120,12 @@ def run(python: str, kind: str, model: Path, folder: Path) -> dict[str, Any]:
 
 
 def tokens_of(given: argparse.Namespace) -> np.ndarray:
-    from ingot.adapters.evaluate import Protocol, read_windows
+    from ingot.adapters.options import Protocol
     from ingot.adapters.transformers_tokenizer import load_tokenizer
+    from ingot.adapters.windows import read_windows
 
     protocol = Protocol(window=given.length, sequences=given.samples)
-    windows: np.ndarray = read_windows(load_tokenizer(given.tokenizer), given.text, protocol).numpy()
+    windows: np.ndarray = read_windows(load_tokenizer(given.tokenizer), given.text, protocol).tokens.numpy()
     return windows
 
 

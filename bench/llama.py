@@ -25,8 +25,10 @@ from clock import turns
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 import ingot
-from ingot.adapters.evaluate import Protocol, evaluate
+from ingot.adapters.evaluate import evaluate
+from ingot.adapters.options import Protocol
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import read_windows
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.encode import EXACT, LEVELS, REFERENCE
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
@@ -118,16 +120,15 @@ def perplexities(python: str, model: Path, text: Path, windows: int) -> list[Row
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        start = text.read_text("utf-8")[: windows * WINDOW * 8]
-        tokens = load_tokenizer(model)(start)["input_ids"]
-        cut = [tokens[WINDOW * index : WINDOW * (index + 1)] for index in range(windows)]
+        protocol = Protocol(window=WINDOW, sequences=windows)
+        cut = read_windows(load_tokenizer(model), text, protocol).tokens.tolist()
         for recipe in ("f16", "q8_0", "q4_0"):
             file, jobs = folder / f"{recipe}.gguf", folder / "jobs.json"
             ingot.convert(model, file, recipe)
             jobs.write_text(json.dumps([["loss", str(file), cut]]))
             answer = subprocess.run([python, str(PROGRAM), str(jobs)], capture_output=True, text=True, check=True)
             theirs = float(np.exp(json.loads(answer.stdout.splitlines()[-1])[0]))
-            ours = evaluate(file, text, None, Protocol(window=WINDOW, sequences=windows)).perplexity
+            ours = evaluate(file, text, None, protocol).perplexity
             size = file.stat().st_size
             found.append({"type": recipe, "bytes": size, "ours": ours, "llama.cpp": theirs})
     return found

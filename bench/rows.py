@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 import ingot
-from ingot.adapters.evaluate import Protocol, read_windows
+from ingot.adapters.options import Protocol
 from ingot.adapters.scores import Scores
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import read_windows
 from ingot.recipes.load import parse_recipe
 
 Matrices = Mapping[str, np.ndarray]
@@ -72,7 +73,7 @@ class Bench:
         self.weights = sum(each.size for each in self.all.values())
         self.rest = self.weights - sum(each.size for each in self.matrices.values())
         protocol, tokenizer = Protocol(window=WINDOW, sequences=windows), load_tokenizer(model)
-        self.windows = {kind: read_windows(tokenizer, text, protocol) for kind, text in texts.items()}
+        self.windows = {kind: read_windows(tokenizer, text, protocol).tokens for kind, text in texts.items()}
         self.wanted = {kind: [_logits(self.model, window) for window in some] for kind, some in self.windows.items()}
 
     def bits(self, nbytes: int) -> dict[str, float]:

@@ -27,8 +27,9 @@ from rows import ASIDE, WINDOW, WINDOWS, Bench, Row, blocks, integers
 from safetensors.numpy import load_file
 
 import ingot
-from ingot.adapters.evaluate import Protocol, read_windows
+from ingot.adapters.options import Protocol
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import read_windows
 from ingot.model.statistics import Statistics
 
 Figures = dict[str, Any]
@@ -104,7 +105,7 @@ def calibration_text(model: Path, text: Path, folder: Path) -> Path:
     first = offsets[WINDOWS * WINDOW][0]
     (folder / "calibration.txt").write_text(content[first:], "utf-8")
     windows = read_windows(tokenizer, folder / "calibration.txt", Protocol(window=WINDOW, sequences=CALIBRATION))
-    np.save(folder / "calibration.npy", windows.numpy())
+    np.save(folder / "calibration.npy", windows.tokens.numpy())
     return folder / "calibration.txt"
 
 

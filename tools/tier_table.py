@@ -218,14 +218,14 @@ def measure_model(source: Path, texts: Mapping[str, Path], work: Path) -> dict[s
 
 
 def tokens(source: Path, texts: Mapping[str, Path], work: Path) -> dict[str, str]:
-    from ingot.adapters.evaluate import read_windows
     from ingot.adapters.options import Protocol
     from ingot.adapters.transformers_tokenizer import load_tokenizer
+    from ingot.adapters.windows import read_windows
 
     found = {}
     for name, text in texts.items():
         found[name] = str(work / f"{name}.npy")
-        np.save(found[name], read_windows(load_tokenizer(source), text, Protocol(WINDOW, WINDOWS)).numpy())
+        np.save(found[name], read_windows(load_tokenizer(source), text, Protocol(WINDOW, WINDOWS)).tokens.numpy())
     return found
 
 

@@ -22,10 +22,11 @@ from torch.nn import functional
 
 import ingot
 from ingot.adapters.generate import draft_head, greedy
-from ingot.adapters.options import Draft
+from ingot.adapters.options import Draft, Protocol
 from ingot.adapters.speculate import speculate
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import read_windows, sample_prefix
 from ingot.errors import IngotError
 
 LENGTH, BATCH, UNROLLED, TEMPERATURE = 128, 12, 2, 0.7
@@ -111,9 +112,9 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def written(model: Any, count: int, length: int) -> torch.Tensor:
-    """Return texts that the target writes by itself, [count, length]."""
-    ids = torch.full((count, 1), model.config.bos_token_id or 0)
+def written(model: Any, prefix: list[int], count: int, length: int) -> torch.Tensor:
+    """Return texts that the target writes by itself after the prefix, [count, length]."""
+    ids = torch.tensor([prefix]).repeat(count, 1)
     cache, last = None, ids
     while ids.shape[1] < length:
         output = model(input_ids=last, past_key_values=cache, use_cache=True)
@@ -125,9 +126,8 @@ def written(model: Any, count: int, length: int) -> torch.Tensor:
 
 def windows(model: Path, text: Path, count: int) -> torch.Tensor:
     """Return the first windows of a text, [count or as many as there are, LENGTH]."""
-    words = load_tokenizer(model)(text.read_text(encoding="utf-8")).input_ids
-    most = min(count, len(words) // LENGTH)
-    return torch.tensor(words[: most * LENGTH]).reshape(most, LENGTH)
+    tokens: torch.Tensor = read_windows(load_tokenizer(model), text, Protocol(LENGTH, count)).tokens
+    return tokens
 
 
 def train(model: Any, texts: torch.Tensor, tokens: torch.Tensor, steps: int) -> Head:
@@ -181,11 +181,11 @@ def save(head: Head, model: Any, tokens: torch.Tensor, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def measure(path: Path, out: Path, count: int) -> None:
+def measure(path: Path, prefix: list[int], out: Path, count: int) -> None:
     """Compare generation with and without the head, token by token, in the model's own type."""
     model = load_model(path)
     torch.manual_seed(1)
-    for prompt in written(model, 4, 24):
+    for prompt in written(model, prefix, 4, 24):
         ids = prompt[None]
         tokens, seconds = greedy(model, ids, count, lambda new: False)
         done = speculate(model, ids, count, lambda new: False, draft_head(out, model), Draft().tokens)
@@ -215,11 +215,15 @@ def main() -> None:
     model = load_model(given.model, dtype="f32")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    texts = written(model, given.texts, LENGTH) if given.text is None else windows(given.model, given.text, given.texts)
+    prefix = [token.id for token in sample_prefix(given.model) or ()] or [model.config.bos_token_id or 0]
+    if given.text is None:
+        texts = written(model, prefix, given.texts, LENGTH)
+    else:
+        texts = windows(given.model, given.text, given.texts)
     counts = torch.bincount(texts.flatten(), minlength=model.config.vocab_size)
     tokens = counts.argsort(descending=True, stable=True)[: given.draft_vocab].sort().values
     save(train(model, texts.clone(), tokens, given.steps), model, tokens, given.out)
-    measure(given.model, given.out, given.measured)
+    measure(given.model, prefix, given.out, given.measured)
 
 
 if __name__ == "__main__":

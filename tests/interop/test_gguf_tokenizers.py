@@ -153,6 +153,62 @@ def test_a_token_behind_each_text_is_told_of_any_bpe() -> None:
     same(one, other)
 
 
+@pytest.mark.parametrize(
+    ("pre", "begins"), [("llama-bpe", True), ("llama-v3", True), ("tekken", True), ("qwen2", False), ("gpt-2", False)]
+)
+def test_a_file_that_does_not_state_bos_begins_as_llama_cpp_has_it(pre: str, begins: bool) -> None:
+    """``llama-vocab.cpp`` sets ``add_bos`` by the tokenizer's kind and by the pre-tokenizer's name."""
+    typed, _ = tokenizer.to_metadata(bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"])), {}, 0)
+    metadata = {key: value for key, (_, value) in typed.items()} | {"tokenizer.ggml.pre": pre}
+    metadata["tokenizer.ggml.bos_token_id"] = 3
+    for stated, expected in ((None, begins), (True, True), (False, False)):
+        metadata["tokenizer.ggml.add_bos_token"] = stated
+        files, _ = tokenizer.to_files({key: value for key, value in metadata.items() if value is not None})
+        made = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+        assert (made.encode("x").ids[0] == 3) is expected
+
+
+def test_other_kinds_that_do_not_state_what_surrounds_a_text() -> None:
+    wordpiece_metadata, _ = tokenizer.to_metadata(wordpiece(), {"cls_token": "[CLS]", "sep_token": "[SEP]"}, 0)
+    unigram = {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["\u2581", -1.0]]}}
+    unigram_metadata, _ = tokenizer.to_metadata(unigram, {"eos_token": "</s>"}, 0)
+    spm = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a"]}
+    spm |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.token_type": [2, 3, 3, 1, 1]}
+    for typed, first, last in (
+        (wordpiece_metadata, 2, 3),
+        (unigram_metadata, None, 1),
+        ({key: ("", value) for key, value in spm.items()}, 1, None),
+    ):
+        metadata = {key: value for key, (_, value) in typed.items() if ".add_bos" not in key and ".add_eos" not in key}
+        files, _ = tokenizer.to_files(metadata)
+        made = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+        whole, own = made.encode("a").ids, made.encode("a", add_special_tokens=False).ids
+        assert whole == [*([] if first is None else [first]), *own, *([] if last is None else [last])]
+
+
+def test_tokens_around_a_text_that_no_key_states_are_named() -> None:
+    """llama.cpp puts BOS before a text and EOS after it, and no other tokens."""
+    given = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"]))
+    names = ("the", "th", "12")
+    before, other, after = ({"SpecialToken": {"id": name, "type_id": 0}} for name in names)
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+
+    def told(single: list[Any], settings: dict[str, Any]) -> tuple[Any, Any, list[str]]:
+        step = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+        made, lost = tokenizer.to_metadata({**given, "post_processor": step}, settings, 0)
+        bos = made.get("tokenizer.ggml.bos_token_id", ("", None))[1]
+        return made["tokenizer.ggml.add_bos_token"][1], bos, lost
+
+    vocab = given["model"]["vocab"]
+    assert told([before, text], {}) == (True, vocab["the"], [])  # the template alone states it
+    assert told([before, text], {"bos_token": "the"})[::2] == (True, [])
+    assert told([before, text], {"bos_token": "th"})[::2] == (False, ["the tokens before each text the"])
+    assert told([before, other, text], {})[::2] == (False, ["the tokens before each text the th"])
+    assert told([before, other, text], {"bos_token": "the"})[::2] == (True, ["the tokens before each text the th"])
+    assert told([text, after], {})[2] == ["the tokens after each text 12"]
+    assert told([text, after], {"eos_token": "12"})[2] == []
+
+
 def wordpiece() -> dict[str, Any]:
     inner = [f"##{letter}" for letter in string.ascii_lowercase]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase, *string.digits, *inner]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.adapters.special_tokens import surrounding_tokens
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.wire import bytes_field, number_field
 from ingot.ops.architectures import companions, sentencepiece, tokenizer
@@ -119,6 +120,25 @@ def test_what_only_the_model_knows(llama: bytes, tmp_path: Path) -> None:
     made, own = load_tokenizer(back), spm.SentencePieceProcessor(model_proto=llama)
     for text in filter(None, TEXTS):
         assert made(text).input_ids == [1, *own.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "begins"),
+    [
+        ({}, True),
+        (STATED, True),
+        ({**STATED, "add_bos_token": True}, True),
+        ({**STATED, "add_bos_token": False}, False),
+    ],
+)
+def test_a_folder_and_its_gguf_file_begin_a_text_alike(
+    llama: bytes, tmp_path: Path, settings: dict[str, Any], begins: bool
+) -> None:
+    """transformers 5 adds no BOS if the settings do not mention it; Llama's and llama.cpp's tokenizers do."""
+    source = folder(tmp_path / "model", llama, settings, rows=320)
+    ingot.convert(source, tmp_path / "x.gguf")
+    for path in (source, tmp_path / "x.gguf"):
+        assert surrounding_tokens(load_tokenizer(path)).before == ((1,) if begins else ())
 
 
 def test_a_prefix_is_told_where_there_is_none(llama: bytes, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from ingot.adapters.calibrate_work import Work
 from ingot.adapters.calibration import LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
 from ingot.adapters.generate import positions, require_vocabulary
 from ingot.adapters.model_source import AnyPath, resolve
-from ingot.adapters.samples import SEEDS, samples_of, seeded
+from ingot.adapters.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, samples_of, seeded
 from ingot.adapters.skeleton import Skeleton
+from ingot.adapters.special_tokens import SpecialToken, Surrounding
 from ingot.adapters.spilled_cache import spilled_cache
 from ingot.adapters.transformers_config import EXTRA, version
+from ingot.adapters.windows import require_room_for_text, sample_prefix
 from ingot.core.extras import require
 from ingot.core.options import takes
 from ingot.core.progress import Progress, ProgressCallback
@@ -30,7 +33,7 @@ from ingot.engine.journal import Journal, fingerprint
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
-from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, Statistics
+from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, WINDOW_PREFIX, Statistics
 from ingot.model.tensor import Array
 from ingot.ops.destination import destination, stage
 from ingot.ops.identity import content_id
@@ -41,7 +44,6 @@ from ingot.stores.local import LocalTarget
 from ingot.stores.table import location_of
 from ingot.stores.temporary import temporary_folder
 
-OWN = "samples of the model"
 _SAMPLED = "samples"
 
 
@@ -94,6 +96,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         passes=taken.passes,
         size=sum(array.nbytes for array in taken.arrays.values()),
         seconds=round(time.perf_counter() - started, 3),
+        window_prefix=subject.prefix,
         unseen=taken.unseen,
         resumed=work.resumed,
     )
@@ -121,13 +124,17 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The model, and what is read: the tokens of a text, None where it reads samples of its own."""
+    """The model, and what is read: the tokens of a text, None where it reads samples of its own.
+
+    ``prefix`` has the tokens that each window begins with.
+    """
 
     skeleton: Skeleton
     identity: str
     length: int
     tokens: Any
     source: str
+    prefix: Sequence[SpecialToken]
 
     def fingerprint(self, options: CalibrateOptions) -> str:
         """Return a digest of all that decides what is taken."""
@@ -139,6 +146,7 @@ class _Subject:
             "fisher": options.fisher,
             "largest": options.largest,
             "tokens": read,
+            "prefix": [token.id for token in self.prefix],
             "torch": str(require("torch", EXTRA).__version__),
             "transformers": version(),
         }
@@ -147,7 +155,7 @@ class _Subject:
 
 @contextmanager
 def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
-    require("torch", EXTRA)
+    torch = require("torch", EXTRA)
     if options.seed >= SEEDS:
         raise UsageError(
             f"expected a seed below {SEEDS}: those above draw what budgets are measured on, found {options.seed}",
@@ -160,11 +168,17 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
         skeleton = Skeleton(source)
         encoder = not skeleton.model.can_generate()
         length = _length(skeleton.model, options, encoder=encoder)
-        tokens, said = None, OWN
         if options.text is not None or encoder:
-            tokens, said = windows_of(options, length, encoder=encoder)
-            require_vocabulary(skeleton.model, tokens)
-        yield _Subject(skeleton, identity, length, tokens, said)
+            windows, text_name = windows_of(options, length, encoder=encoder)
+            require_vocabulary(skeleton.model, windows.tokens)
+            yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix)
+        else:
+            prefix = sample_prefix(options.model)
+            ids = tuple(token.id for token in prefix or ())
+            require_vocabulary(skeleton.model, torch.tensor(ids))
+            require_room_for_text(length, Surrounding(ids))
+            source_name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
+            yield _Subject(skeleton, identity, length, None, source_name, prefix or ())
 
 
 def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
@@ -195,13 +209,14 @@ def _take(subject: _Subject, options: CalibrateOptions, work: Work, require_room
     with seeded(torch, options.seed):
         tokens = subject.tokens
         if tokens is None:
-            tokens = _samples(torch, model, means, work, progress)
+            tokens = _samples(torch, model, means, [token.id for token in subject.prefix], work, progress)
         passes = Passes(model, work, tokens, means.batch, means.room, progress)
         arrays = passes.run()
     metadata = {
         VERSION_KEY: VERSION,
         MODEL_KEY: subject.identity,
         "source": subject.source,
+        WINDOW_PREFIX: json.dumps([asdict(token) for token in subject.prefix], ensure_ascii=False),
         "samples": str(len(tokens)),
         "length": str(subject.length),
         "tokens": f"sha256:{_digest(tokens)}",
@@ -218,12 +233,12 @@ def _digest(tokens: Any) -> str:
     return hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def _samples(torch: Any, model: Layered, means: Means, work: Work, progress: Progress) -> Any:
+def _samples(torch: Any, model: Layered, means: Means, prefix: Sequence[int], work: Work, progress: Progress) -> Any:
     """Return sequences that the model draws, or those that an earlier run drew: i64 [windows, length]."""
     if work.found(_SAMPLED) is None:
         cache = spilled_cache(model.skeleton.model, means.length, work.scratch) if means.spilled else lambda count: None
         with model.streaming() as whole:
-            drawn = samples_of(torch, whole, means.windows, means.length, progress, cache)
+            drawn = samples_of(torch, whole, means.windows, means.length, progress, prefix, cache)
         out = work.writer(_SAMPLED)
         out.add(drawn.numpy())
         work.finish(_SAMPLED, [out])

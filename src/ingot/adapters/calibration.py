@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from ingot.adapters.special_tokens import prefix_text
 from ingot.core.memory import format_size
 from ingot.core.options import about
-from ingot.model.report import Bytes, Line, Report, Shown, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, Shown, figures_of
 from ingot.ops.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME, AnyPath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ingot.adapters.special_tokens import SpecialToken
     from ingot.core.progress import ProgressCallback
 
 SAMPLES, LENGTH, SENTENCE = 96, 256, 64
@@ -100,6 +102,7 @@ class CalibrateReport(Shown):
     passes: int
     size: Bytes
     seconds: float
+    window_prefix: Sequence[SpecialToken] = ()
     unseen: tuple[str, ...] = ()
     resumed: int = 0
 
@@ -107,9 +110,12 @@ class CalibrateReport(Shown):
         """Return it as figures."""
         words = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
         lines = [Line(words)]
+        if self.window_prefix:
+            lines.append(Line("each window begins with {prefix}"))
         if self.unseen:
             few = ", ".join(self.unseen[:_SHOWN]) + (", ..." if len(self.unseen) > _SHOWN else "")
             lines.append(
                 Line(f"{len(self.unseen)} matrices saw no token, all errors of theirs will weigh alike: {few}")
             )
-        return Report(figures=figures_of(self), lines=lines)
+        prefix = Figure("prefix", prefix_text(self.window_prefix), data=False)
+        return Report(figures=[*figures_of(self), prefix], lines=lines)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ingot.adapters.calibration import LENGTH, SAMPLES
-from ingot.adapters.evaluate import read_windows, require_window, scored
+from ingot.adapters.evaluate import require_window, scored
 from ingot.adapters.generate import positions, require_room, require_vocabulary
 from ingot.adapters.model_source import AnyPath, companions_folder
 from ingot.adapters.options import LoadOptions, Measures, Protocol
-from ingot.adapters.samples import HELD_OUT, samples_of, seeded
+from ingot.adapters.samples import HELD_OUT, SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, samples_of, seeded
+from ingot.adapters.special_tokens import SpecialToken, Surrounding, prefix_text
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import Windows, read_windows, require_room_for_text, sample_prefix
 from ingot.core.extras import require
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.ops.convert.budget_kl import Kl
@@ -53,14 +56,16 @@ class Divergence:
         most, count = positions(model), sequences or SAMPLES
         window = LENGTH if most is None else min(LENGTH, most)
         if text is None:
-            with seeded(torch, HELD_OUT):
-                self._windows = samples_of(torch, model, count, window, Progress(count * window, progress))
+            prefix = sample_prefix(source)
+            name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
+            self._windows = _drawn(torch, model, prefix or (), (count, window), progress)
         else:
+            name = location_of(text)
             self._windows = read_windows(load_tokenizer(source), text, Protocol(window, count))
-            require_vocabulary(model, self._windows)
-        self.over = f"{len(self._windows)} windows of {window} tokens of " + (
-            "samples of the model" if text is None else location_of(text)
-        )
+        require_vocabulary(model, self._windows.tokens)
+        self.over = f"{len(self._windows)} windows of {window} tokens of {name}"
+        if self._windows.prefix:
+            self.over += f", each after {prefix_text(self._windows.prefix)}"
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
         """Return the divergence of the model at ``path``, with the source's config where it is a file ``alone``."""
@@ -72,7 +77,22 @@ class Divergence:
     def _of(self, options: LoadOptions) -> Kl:
         torch = require("torch", EXTRA)
         model = load_model(options)
-        require_window(model, self._windows.shape[1])
+        require_window(model, self._windows.length)
         measures = Measures(progress=self._progress)
         _, scores, _ = scored(torch, model, self._windows, self._reference, measures)
         return Kl(scores.figures()["kl"], scores.intervals(measures.resamples, measures.seed).get("kl"))
+
+
+def _drawn(
+    torch: Any,
+    model: Any,
+    prefix: tuple[SpecialToken, ...],
+    shape: tuple[int, int],
+    progress: ProgressCallback | None,
+) -> Windows:
+    """Return windows that the model draws, others than those of any calibration."""
+    ids, (count, length) = tuple(token.id for token in prefix), shape
+    require_room_for_text(length, Surrounding(ids))
+    with seeded(torch, HELD_OUT):
+        tokens = samples_of(torch, model, count, length, Progress(count * length, progress), ids)
+    return Windows(tokens, prefix)

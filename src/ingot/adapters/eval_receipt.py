@@ -49,6 +49,7 @@ def write_receipt(
         "dtype": str(protocol.dtype),
         "keep_packed": protocol.keep_packed,
         "reference": compared,
+        **({"window_prefix": [asdict(token) for token in result.window_prefix]} if result.window_prefix else {}),
         **({} if result.compute == EXACT else {"compute": result.compute}),
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ingot.adapters.special_tokens import prefix_text
 from ingot.model.report import Column, Figure, Line, Report, Table
 from ingot.model.words import number, size_text
 
@@ -54,6 +55,7 @@ def report_of(result: Evaluation) -> Report:
 def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
     rows = [
         ("tokens read", f"{result.sequences} x {result.window}", ""),
+        ("each window begins with", prefix_text(result.window_prefix), ""),
         ("tokens per second", number(result.tokens_per_second), ""),
         ("peak memory", size_text(result.peak_memory), ""),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import math
 import time
@@ -21,9 +20,11 @@ from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import EXACT, Loading, LoadOptions, Measures, Protocol
 from ingot.adapters.scores import Scores
+from ingot.adapters.special_tokens import SpecialToken
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.adapters.windows import Windows, read_windows
 from ingot.core.bootstrap import Interval
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
@@ -31,13 +32,11 @@ from ingot.core.progress import Progress
 from ingot.errors import UsageError
 from ingot.model.report import Report, Shown
 from ingot.ops.check.receipt import require_place
-from ingot.stores.table import location_of, read_start
+from ingot.stores.table import location_of
 
 if TYPE_CHECKING:
     from ingot.adapters.kv_cache import KvUse
 
-# Read so many bytes of text for each token wanted: no tokenizer of text that people write needs more.
-_BYTES_PER_TOKEN = 64
 # Logits of a pass, in elements: 64 MiB in f32.
 _LOGITS = 1 << 24
 
@@ -47,8 +46,10 @@ class Evaluation(Shown):
     """Figures of one model on one text.
 
     ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window but the first, given those
-    before it in the window; ``tokens_per_second`` counts all tokens read, the model's passes alone; ``peak_memory`` is
-    the process's resident bytes, mapped files included, after the first pass and before a reference is loaded.
+    before it in the window. ``window_prefix`` has the tokens that the tokenizer puts before a text: each window begins
+    with them, and they are not scored. ``tokens_per_second`` counts all tokens read, the model's passes alone;
+    ``peak_memory`` is the process's resident bytes, mapped files included, after the first pass and before a reference
+    is loaded.
 
     Against the reference, None without one: ``kl`` is the mean over tokens of KL(reference || model) in nats,
     ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` where asked for; ``agreement`` the share of
@@ -75,6 +76,7 @@ class Evaluation(Shown):
     tokens_per_second: float
     peak_memory: int
     load: LoadReport
+    window_prefix: Sequence[SpecialToken] = ()
     reference: str | None = None
     reference_perplexity: float | None = None
     perplexity_ratio: float | None = None
@@ -106,8 +108,9 @@ class Evaluation(Shown):
 
 @dataclass(slots=True)
 class Passes:
-    """What the model's passes took."""
+    """What the model's passes took; ``first_scored`` is the position of a window's first token that is scored."""
 
+    first_scored: int = 1
     tokens: int = 0
     seconds: float = 0.0
     peak: int = 0
@@ -166,7 +169,8 @@ def evaluate(
         text=location_of(text),
         window=chosen.window,
         sequences=len(windows),
-        tokens=f"sha256:{hashlib.sha256(windows.cpu().numpy().astype('<i8').tobytes()).hexdigest()}",
+        window_prefix=windows.prefix,
+        tokens=f"sha256:{hashlib.sha256(windows.tokens.cpu().numpy().astype('<i8').tobytes()).hexdigest()}",
         tokens_per_second=passes.tokens / max(passes.seconds, 1e-9),
         peak_memory=passes.peak,
         load=reports[0],
@@ -196,11 +200,11 @@ def _require_steps(loading: Loading, measures: Measures) -> None:
         )
 
 
-def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Any:
-    """Return the windows of tokens, where the model is; refuses what it cannot read."""
+def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Windows:
+    """Return the windows of tokens, on the model's device; refuses what it cannot read."""
     require_window(model, protocol.window)
     windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
-    require_vocabulary(model, windows)
+    require_vocabulary(model, windows.tokens)
     return windows
 
 
@@ -238,59 +242,24 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
 
 
 def scored(
-    torch: Any, model: Any, windows: Any, reference: LoadOptions | None, measures: Measures
+    torch: Any, model: Any, windows: Windows, reference: LoadOptions | None, measures: Measures
 ) -> tuple[Passes, Scores, list[LayerError]]:
     """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
     rounded = bool(require("ingot.adapters.rounded_inputs", EXTRA).rounds_inputs(model))
     scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
-    passes, batches = Passes(), _batches(windows, 1 if measures.per_layer else _together(model, windows))
-    progress = Progress(windows.numel(), measures.progress)
+    passes = Passes(first_scored=windows.first_scored)
+    batches = _batches(windows.tokens, 1 if measures.per_layer else _together(model, windows.length))
+    progress = Progress(windows.tokens.numel(), measures.progress)
     first = next(batches)
     with torch.inference_mode():
         _timed(model, first, Passes())  # warms up, and shows what memory it takes
         passes.peak = peak_rss()
-        other = None if reference is None else _reference(reference, windows.shape[1], vocabulary(model))
+        other = None if reference is None else _reference(reference, windows.length, vocabulary(model))
         errors = LayerErrors(model, other) if measures.per_layer else None
         for batch in (first, *batches):
             _score(model, other, batch, passes, scores, errors)
             progress.advance(batch.numel(), "windows")
     return passes, scores, [] if errors is None else errors.errors()
-
-
-def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Any:
-    """Return the tokens that ``protocol`` reads of a text file: i64 [sequences, window], fewer where it is short."""
-    content = read_text(text, protocol.window * protocol.sequences)
-    return cut_windows(tokenizer, content, (protocol.window, protocol.sequences), location_of(text))
-
-
-def read_text(text: AnyPath, tokens: int) -> str:
-    """Return the beginning of a text file, long enough for so many tokens; ``eval.text``: not in UTF-8."""
-    limit = tokens * _BYTES_PER_TOKEN
-    data = read_start(text, limit)
-    try:
-        content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"expected text in UTF-8: {error.reason}", rule="eval.text", where=location_of(text)
-        ) from error
-    if "\0" in content:
-        raise UsageError("expected text, found a byte of zeros: binary data", rule="eval.text", where=location_of(text))
-    return content
-
-
-def cut_windows(tokenizer: Any, content: str, shape: tuple[int, int], where: str) -> Any:
-    """Return a text's tokens as windows: i64, ``shape`` (length, most) turned; ``eval.text``: fewer than one."""
-    window, sequences = shape
-    tokens = tokenizer(content, add_special_tokens=False, verbose=False).input_ids
-    count = min(sequences, len(tokens) // window)
-    if not count:
-        raise UsageError(
-            f"expected a text of at least {window} tokens, found {len(tokens)}; take a smaller window",
-            rule="eval.text",
-            where=where,
-        )
-    windows = require("torch", EXTRA).tensor(tokens[: count * window])
-    return windows.reshape(count, window)
 
 
 def require_window(model: Any, window: int) -> None:
@@ -324,9 +293,9 @@ def _require_tokens(model: Any, top_k: int | None) -> None:
         )
 
 
-def _together(model: Any, windows: Any) -> int:
+def _together(model: Any, length: int) -> int:
     """Return how many windows pass through the model together: one, where its logits take much."""
-    return max(1, _LOGITS // (int(windows.shape[1]) * max(1, vocabulary(model))))
+    return max(1, _LOGITS // (length * max(1, vocabulary(model))))
 
 
 def _batches(windows: Any, step: int) -> Iterator[Any]:
@@ -335,7 +304,7 @@ def _batches(windows: Any, step: int) -> Iterator[Any]:
 
 
 def _timed(model: Any, batch: Any, passes: Passes) -> Any:
-    """Return the logits for all tokens but the last of each window: f32 [windows, predictions, vocabulary]."""
+    """Return the logits that predict the scored tokens of each window: f32 [windows, predictions, vocabulary]."""
     wait = _waiting(batch.device)
     wait()
     began = time.perf_counter()
@@ -348,7 +317,7 @@ def _timed(model: Any, batch: Any, passes: Passes) -> Any:
     wait()
     passes.seconds += time.perf_counter() - began
     passes.tokens += batch.numel()
-    return logits[:, :-1].float()
+    return logits[:, passes.first_scored - 1 : -1].float()
 
 
 def _waiting(device: Any) -> Callable[[], object]:
@@ -367,10 +336,10 @@ def _score(model: Any, other: Any, batch: Any, passes: Passes, scores: Scores, e
     exact = wanted = None
     if scores.rounded:
         with require("ingot.adapters.rounded_inputs", EXTRA).unrounded(model):
-            exact = _timed(model, batch, Passes())
+            exact = _timed(model, batch, Passes(passes.first_scored))
     if other is not None:
         with nullcontext() if errors is None else errors.reference_runs():
-            wanted = _timed(other, batch.to(other.device), Passes()).to(logits.device)
-    for index, targets in enumerate(batch[:, 1:]):
+            wanted = _timed(other, batch.to(other.device), Passes(passes.first_scored)).to(logits.device)
+    for index, targets in enumerate(batch[:, passes.first_scored :]):
         beside = (None if every is None else every[index] for every in (wanted, exact))
         scores.add(logits[index], targets, *beside)

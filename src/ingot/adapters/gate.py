@@ -9,6 +9,8 @@ from math import isfinite
 from ingot.adapters.evaluate import evaluate
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Loading, Protocol
+from ingot.adapters.special_tokens import surrounding_tokens
+from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.checksums import Crc32c
 from ingot.errors import UsageError
 from ingot.stores.table import locate_file
@@ -58,7 +60,22 @@ class PerplexityGate:
         self.max_rise = float(max_rise)
         self._folder, self._path, self._protocol = folder, text, protocol or Protocol()
         self._loading = Loading(cache=False, max_ram=max_ram)
-        self.text = f"{_digest(self._path)} {self._protocol.sequences} x {self._protocol.window}"
+        self._digest = _digest(self._path)
+        self._prefix: tuple[int, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text's digest, how many windows are read, and the tokens that each begins with, if any.
+
+        Raises
+        ------
+        FormatError
+            ``model.tokenizer``.
+        """
+        if self._prefix is None:
+            self._prefix = surrounding_tokens(load_tokenizer(self._folder)).before
+        after = " after " + " ".join(map(str, self._prefix)) if self._prefix else ""
+        return f"{self._digest} {self._protocol.sequences} x {self._protocol.window}{after}"
 
     def reference(self) -> float:
         """Return the perplexity of the tensors; raises what ``evaluate`` raises."""

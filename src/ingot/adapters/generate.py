@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Draft, LoadOptions
+from ingot.adapters.special_tokens import prompt_tokens
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
@@ -114,7 +115,8 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         )
     model = load_model(replace(wanted, coreml=False, report=reports.append))
     tokenizer = load_tokenizer(wanted.path if wanted.model_dir is None else wanted.model_dir)
-    tokens = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
+    torch = require("torch", EXTRA)
+    tokens = torch.tensor([prompt_tokens(tokenizer, prompt)], dtype=torch.int64, device=model.device)
     require_room(model, tokens.shape[1], max_tokens)
     require_vocabulary(model, tokens)
     ends = end_tokens(model)

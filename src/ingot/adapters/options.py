@@ -118,10 +118,18 @@ class LoadOptions(Loading):
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a text is read: the first ``sequences`` windows of ``window`` tokens, no token added, each alone."""
+    """How a text is read: the first ``sequences`` windows of ``window`` tokens, each without the text before it.
+
+    Each window begins with the tokens that the tokenizer puts before a text (BOS), in the place of the text's own.
+    """
 
     window: int = field(
-        default=256, metadata=about("Tokens of a window; each read without context.", metavar="N", least=2)
+        default=256,
+        metadata=about(
+            "Tokens of a window, with those that the tokenizer puts before a text; each is read without context.",
+            metavar="N",
+            least=2,
+        ),
     )
     sequences: int = field(
         default=96, metadata=about("Windows to read, from the text's beginning.", metavar="N", least=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,10 @@ from ingot.errors import IntegrityError
 
 DRAWN = 96
 """Windows that are drawn together: a pass for one token of each takes little more than for one."""
+
+SAMPLES_OF_MODEL = "samples of the model"
+SAMPLES_WITHOUT_TOKENIZER = f"{SAMPLES_OF_MODEL}, beside which no tokenizer lies"
+"""What reports and statistics files call them. Without a tokenizer it is not known what a text begins with."""
 
 # torch seeds its generator of the CPU with the lower 32 bits of a number alone. Calibrations may take those without
 # the highest, what is measured is drawn with it: nobody can calibrate on the windows that a budget is judged by.
@@ -25,27 +29,31 @@ def samples_of(
     count: int,
     length: int,
     progress: Progress,
+    prefix: Sequence[int] = (),
     cache: Callable[[int], Any] = lambda count: None,
 ) -> Any:
     """Return sequences by torch's random state: i64 [count, length]; errors as ``finite``.
 
-    ``cache`` makes what keys and values are kept in, of so many windows; None leaves it to the model.
+    Each begins with ``prefix``, the tokens that the tokenizer puts before a text. ``cache`` makes the cache of keys and
+    values for a number of windows; None leaves it to the model.
     """
     drawn = []
     with torch.no_grad():  # a layer that is loaded on the way may serve other passes too
         for first in range(0, count, DRAWN):
             some = min(DRAWN, count - first)
-            drawn.append(_sampled(torch, model, (some, length), cache(some), progress))
+            drawn.append(_sampled(torch, model, (some, length), prefix, cache(some), progress))
     return torch.cat(drawn).clone()
 
 
-def _sampled(torch: Any, model: Any, shape: tuple[int, int], cache: Any, progress: Progress) -> Any:
-    """Return sequences that the model draws: the first token uniform, the others at temperature 1."""
+def _sampled(
+    torch: Any, model: Any, shape: tuple[int, int], prefix: Sequence[int], cache: Any, progress: Progress
+) -> Any:
+    """Return sequences that the model draws at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
-    last = torch.randint(vocabulary(model), (count, 1))
+    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary(model), (count, 1))
     tokens = [last]
-    progress.advance(count, "samples")
-    while len(tokens) < length:
+    progress.advance(last.numel(), "samples")
+    for _ in range(length - last.shape[1]):
         out = model(input_ids=last, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         last = torch.multinomial(finite(torch, out.logits[:, -1]).softmax(-1), 1)

@@ -8,14 +8,19 @@ from os import fspath
 from typing import Any
 
 from ingot.adapters.model_source import AnyPath, companions_folder
+from ingot.adapters.special_tokens import surrounding_tokens
 from ingot.adapters.transformers_config import EXTRA, one_line, read_json
+from ingot.core.config import MAX_CONFIG
 from ingot.core.extras import require
 from ingot.errors import FormatError, IngotError, printable
 from ingot.model.store import Store
+from ingot.ops.architectures import sentencepiece
 from ingot.ops.companions import is_weights
 from ingot.stores.temporary import on_disk
 
-_FILE = "tokenizer.json"
+_FILE, _SETTINGS, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
+# What the names of a tokenizer's files begin and end with.
+_STARTS, _ENDS = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece"), (".tiktoken", ".model")
 # Where ways to cut a text part: digits, contractions, spaces and lines, marks that compose, wide and joined characters.
 _PROBE = (
     "It's 1234567 o'clock,  DON'T\tstop...\r\n\n  def f_1(x): return x**2  # e\u0301t\u00e9 \u212b \ufb01 \uff11\u00bd"
@@ -40,6 +45,10 @@ def tokenizer_in(folder: Store, *, add_bos_token: bool | None = None) -> Any:
 
     The folder's tokenizer.json decides how text is cut. For some model types transformers' own loader builds a class
     that only takes the vocabulary from there; where that would make other tokens, a ``UserWarning`` says so.
+
+    If the files state that a text begins with BOS and the tokenizer that transformers builds does not put it there, it
+    is built with BOS: transformers 5 ignores ``add_bos_token`` beside a tokenizer.json, and adds no BOS to a
+    SentencePiece model whose settings do not mention it.
 
     Parameters
     ----------
@@ -68,6 +77,8 @@ def _tokenizer_in(folder: Store, location: str, add_bos_token: bool | None) -> A
             return transformers.PreTrainedTokenizerFast(tokenizer_object=own)
         kind = transformers.PreTrainedTokenizerFast if stored else transformers.AutoTokenizer
         tokenizer = _made(kind, folder, options)
+        if add_bos_token is None and _states_bos(folder):
+            tokenizer, options = _with_bos(tokenizer, kind, folder)
     except IngotError:
         raise
     except Exception as error:  # readers of dozens of tokenizer classes, over files that may be anything
@@ -86,6 +97,30 @@ def _tokenizer_in(folder: Store, location: str, add_bos_token: bool | None) -> A
                 stacklevel=2,
             )
     return tokenizer
+
+
+def has_tokenizer(folder: Store) -> bool:
+    """Return whether a model folder has files of a tokenizer."""
+    return any(name.startswith(_STARTS) or name.endswith(_ENDS) for name in folder.list().files)
+
+
+def _states_bos(folder: Store) -> bool:
+    """Return whether a folder's files state that the tokenizer puts BOS before a text, beside its post-processor."""
+    settings = read_json(folder, _SETTINGS, "model.tokenizer", "model.tokenizer") if folder.exists(_SETTINGS) else {}
+    stated = settings.get("add_bos_token")
+    if isinstance(stated, bool) or folder.exists(_FILE) or not folder.exists(_SENTENCEPIECE):
+        return stated is True
+    data = folder.read(_SENTENCEPIECE, MAX_CONFIG, "model.tokenizer")
+    return sentencepiece.adds_bos(data, folder.location_of(_SENTENCEPIECE), settings)
+
+
+def _with_bos(tokenizer: Any, kind: Any, folder: Store) -> tuple[Any, dict[str, bool]]:
+    """Return a tokenizer that puts BOS before a text, and the options it is built with: none if it has BOS already."""
+    surrounding = surrounding_tokens(tokenizer)
+    if surrounding.before or tokenizer.bos_token is None:
+        return tokenizer, {}
+    options = {"add_bos_token": True, **({"add_eos_token": True} if surrounding.after else {})}
+    return _made(kind, folder, options), options
 
 
 def same_tokens(left: Any, right: Any) -> bool:

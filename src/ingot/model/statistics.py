@@ -30,6 +30,8 @@ from ingot.model.tensor import Array
 VERSION = "1"
 VERSION_KEY, MODEL_KEY = "ingot.statistics", "model"
 INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT = "inputs", "outputs", "in_sum2", "absmax", "means", "count"
+WINDOW_PREFIX = "window_prefix"
+"""The key of the metadata for the tokens that each window began with."""
 FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
 SAME = "same"
 _ROWS = 1024  # that are looked at together

@@ -83,6 +83,13 @@ STEPS: Mapping[str, Steps] = {
 }
 ROBERTA = "roberta-bpe"
 """As GPT-2's, with a token before each text and behind it, and two between a pair."""
+BEGIN_WITH_BOS = frozenset(
+    (
+        "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+        "tekken", "chameleon",
+    )
+)  # fmt: skip
+"""The names with which llama.cpp puts BOS before a text if a file does not state it."""
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
     **dict.fromkeys(("default", "mpt", "olmo", "jais", "phi-2", "trillion", ROBERTA), "gpt-2"),

@@ -221,6 +221,12 @@ def to_metadata(
     return made | keys.ids_of(keys.settings_tokens(settings), keys.IDS, [text for text, *_ in filled]), lost
 
 
+def adds_bos(data: bytes, where: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether the tokenizer of a SentencePiece model puts BOS before a text; errors as ``read``."""
+    model = read(data, where)
+    return model is not None and _around(model, settings)[0]
+
+
 def _around(found: SentencePieces, settings: Mapping[str, Any]) -> tuple[bool, bool]:
     """Return whether a text begins with a token and ends with one, as transformers takes it where nothing is said."""
     kind = str(settings.get("tokenizer_class"))

@@ -6,6 +6,7 @@ Types of tokens and what a pre-tokenizer is called are llama.cpp's (``llama-voca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from ingot.ops.architectures import pieces, pretokenizers
@@ -81,10 +82,18 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     made, lost = _FORTH[str(kind)](tokenizer, settings, texts, types)
     bos = text_of(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
     bos = _BERT["cls"] if bos is None and kind == WORDPIECE else bos
+    before, after = _template(tokenizer)
+    if bos is None and len(before) == 1:  # no settings: the template alone states it
+        bos = before[0]
+        made |= ids_of({"bos": bos}, IDS, texts)
     made[ADD_BOS] = ("bool", _adds(tokenizer, bos, settings))
     eos = text_of(settings.get("eos_token"))
     if kind == "BPE" and eos is not None and _adds(tokenizer, eos, {}, last=True):
         made[ADD_EOS] = ("bool", True)
+    if len(before) > made[ADD_BOS][1]:
+        lost = [*lost, f"the tokens before each text {' '.join(before)[:80]}"]
+    if len(after) > made.get(ADD_EOS, ("bool", kind == WORDPIECE))[1]:
+        lost = [*lost, f"the tokens after each text {' '.join(after)[:80]}"]
     if isinstance(settings.get("chat_template"), str):
         made[TEMPLATE] = ("string", settings["chat_template"])
     return {TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **made}, lost
@@ -201,6 +210,25 @@ def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any],
     return settings.get("add_bos_token") is True
 
 
+def _template(tokenizer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the special tokens that a template of ``tokenizer.json`` puts before a text and after it."""
+    steps = tokenizer.get("post_processor")
+    every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
+    for step in _listed(every):
+        single = step.get("single") if isinstance(step, Mapping) else None
+        if isinstance(single, list):
+            before = [*takewhile(bool, map(_special_text, single))]
+            after = [*takewhile(bool, map(_special_text, reversed(single)))]
+            return before, after[::-1]
+    return [], []
+
+
+def _special_text(item: Any) -> str:
+    """Return the text of a template's special token; empty for any other item."""
+    token = item.get("SpecialToken") if isinstance(item, Mapping) else None
+    return str(token.get("id")) if isinstance(token, Mapping) else ""
+
+
 def _wraps(step: Any) -> bool:
     """Whether a step puts a token before each text and behind it, of the two kinds that do nothing else."""
     return isinstance(step, Mapping) and step.get("type") in ("RobertaProcessing", "BertProcessing")
@@ -245,9 +273,10 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
         settings["chat_template"] = metadata[TEMPLATE]
     if isinstance(metadata.get(ADD_BOS), bool):
         settings["add_bos_token"] = metadata[ADD_BOS]
-    adds = metadata.get(ADD_BOS, kind == SPM) is True and "bos_token" in settings
+    adds = metadata.get(ADD_BOS, _begins_by_default(kind, metadata)) is True and "bos_token" in settings
     bos = (settings["bos_token"], numbers["bos"]) if adds else None
-    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD_EOS) is True else ""
+    adds_eos = metadata.get(ADD_EOS, kind == pieces.UGM) is True
+    ends = "sep" if kind == pieces.WPM else "eos" if adds_eos else ""
     eos = (settings[f"{ends}_token"], numbers[ends]) if ends in numbers else None
     if stated.get("legacy") is False:
         settings["legacy"] = False
@@ -257,6 +286,11 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
         "post_processor": _wrapped(bos, eos) if metadata.get(PRE) == pretokenizers.ROBERTA else _around(bos, eos),
     }  # fmt: skip
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
+
+
+def _begins_by_default(kind: Any, metadata: Mapping[str, Any]) -> bool:
+    """Return whether llama.cpp puts BOS before a text if the file does not state it (``llama-vocab.cpp``)."""
+    return kind in (SPM, pieces.WPM) or (kind == BPE and metadata.get(PRE) in pretokenizers.BEGIN_WITH_BOS)
 
 
 def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:

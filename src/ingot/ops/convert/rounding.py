@@ -10,7 +10,7 @@ from typing import Any
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.statistics import Statistics
+from ingot.model.statistics import WINDOW_PREFIX, Statistics
 from ingot.ops.convert.chosen import stored_exactly
 from ingot.ops.convert.folding import folded, turned
 from ingot.ops.convert.options import ConvertOptions
@@ -25,6 +25,10 @@ from ingot.stores.table import location_of
 
 # Who runs models lies above this room.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
+_NO_PREFIX = (
+    "the statistics do not state what their windows begin with; those of earlier releases begin without BOS: if the "
+    "tokenizer puts BOS before a text, calibrate again"
+)
 
 
 def told(rounding: Rounding | None) -> list[str]:
@@ -108,13 +112,15 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
             )
         return Rounded(whole.checkpoint, None, whole.notes)
     known = _Known(view, options)
+    notes = list(whole.notes)
     if options.calibration is not None:
-        known()  # another model's are refused before anything is read
+        statistics = known()  # another model's are refused before anything is read
+        notes += [_NO_PREFIX] if statistics.model_id is not None and WINDOW_PREFIX not in statistics.metadata else []
     stated = options.calibration
     source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
     folds = folded(view, recipe, choices, known, source)
     rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
-    return Rounded(round_to(folds.checkpoint, rounding), rounding, whole.notes)
+    return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)
 
 
 def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:

@@ -84,6 +84,7 @@ class Score:
     file: str
     model: str
     perplexity: float
+    window_prefix: str
     reference_perplexity: float | None = None
     kl: float | None = None
     agreement: float | None = None
@@ -301,7 +302,16 @@ def _score(path: Any) -> Score:
     perplexity = numbers.pop("perplexity")
     if perplexity is None:
         raise FormatError(_RULE, "expected what `ingot eval --json` prints, with perplexity", where=location_of(path))
-    return Score(location_of(path), str(data.get("model", ""))[:200], perplexity, **numbers)
+    return Score(location_of(path), str(data.get("model", ""))[:200], perplexity, _prefix(data), **numbers)
+
+
+def _prefix(data: dict[str, Any]) -> str:
+    """Return what an evaluation states that each window begins with."""
+    tokens = data.get("window_prefix")
+    if not isinstance(tokens, list):
+        return "not stated"
+    texts = [str(token.get("text", ""))[:40] for token in tokens[:8] if isinstance(token, dict)]
+    return " ".join(texts) or "no added token"
 
 
 def _json(path: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ _SCORE_HEADS = {
     "file": "file",
     "model": "model",
     "perplexity": "perplexity",
+    "window_prefix": "windows begin with",
     "reference_perplexity": "of the reference",
     "kl": "KL, nats",
     "agreement": "top-1 agreement",

@@ -247,13 +247,19 @@ def test_evaluations_and_a_conversion_are_taken_from_files(model: Path, tmp_path
     made = ingot.convert(model, tmp_path / "int4.zt", "int4")
     tensors = [{"name": item.name, "action": item.action} for item in made.tensors]
     (tmp_path / "convert.json").write_text(json.dumps({"tensors": tensors}))
-    (tmp_path / "eval.json").write_text(json.dumps({"model": "int4", "perplexity": 12.5, "kl": 0.25, "agreement": 0.5}))
+    scores = {"model": "int4", "perplexity": 12.5, "kl": 0.25, "agreement": 0.5}
+    (tmp_path / "eval.json").write_text(json.dumps(scores))
+    for prefix, shown in (([], "no added token"), ([{"id": 2, "text": "<bos>"}], "<bos>"), ("x", "not stated")):
+        (tmp_path / "other.json").write_text(json.dumps({**scores, "window_prefix": prefix}))
+        assert look(tmp_path / "int4.zt", evaluations=[tmp_path / "other.json"]).scores[0].window_prefix == shown
     found = look(tmp_path / "int4.zt", conversion=tmp_path / "convert.json", evaluations=[tmp_path / "eval.json"])
     assert {row.name: row.action for row in found.rows} == {item.name: item.action for item in made.tensors}
     assert [(item.model, item.perplexity, item.kl, item.agreement) for item in found.scores] == [
         ("int4", 12.5, 0.25, 0.5)
     ]
+    assert found.scores[0].window_prefix == "not stated"  # as of files of earlier releases
     assert "12.5" in check(page(found), found).texts["text"]
+    assert "windows begin with" in page(found)
 
 
 @pytest.mark.parametrize(
