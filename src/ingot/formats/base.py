@@ -178,6 +178,15 @@ class ConfigKeys(Protocol):
 
 
 @runtime_checkable
+class ReadsConfig(Protocol):
+    """A format of folders whose ``config.json`` another file may complete."""
+
+    def read_config(self, store: Store) -> dict[str, Any]:
+        """Return ``config.json`` with what the other file adds."""
+        ...
+
+
+@runtime_checkable
 class TellsUnsaid(Protocol):
     """A format that writes a ``config.json`` and may keep in it what another said of activations."""
 

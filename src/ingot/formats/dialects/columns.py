@@ -5,22 +5,60 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+import numpy as np
+
 from ingot.core.names import layer_of, role_of
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
 from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA
 from ingot.model.layouts.words import FORMS, WordsLayout
 from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array
 
 QWEIGHT, QZEROS, QSCALES = ".qweight", ".qzeros", ".scales"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 WRITTEN_SCALES = ("f16", "bf16")
+_SAMPLE = 1 << 12
+"""Bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What ``config.json`` declares about the layers of a folder.
+
+    Parameters
+    ----------
+    bits : int
+    group : int or None
+        Columns of a group; None for a whole row.
+    groups : tuple of int
+        Every size of a group that the configuration mentions.
+    differ : bool
+        Whether layers may differ from ``bits`` and ``group``.
+    """
+
+    bits: int
+    group: int | None
+    groups: tuple[int, ...] = ()
+    differ: bool = False
+
+    def group_of(self, cols: int, groups: int) -> int | None:
+        """Return the columns of a group, given the number of groups in a row: the declared size that makes this
+        number, else the size that divides the columns evenly. None for a whole row, or if no size does."""
+        if groups <= 1:
+            return None
+        fits = [size for size in self.groups if -(-cols // size) == groups]
+        if fits:
+            return fits[0]
+        return None if cols % groups else cols // groups
 
 
 class ColumnsDialect(PackingDialect):
@@ -30,6 +68,8 @@ class ColumnsDialect(PackingDialect):
     forms: ClassVar[tuple[str, ...]]
     method: ClassVar[str]  # in ``quant_method``, and before the dot of rules
     orders: ClassVar[bool] = False  # whether a file can say of which group each column is
+    companions: ClassVar[tuple[str, ...]] = (QWEIGHT, QZEROS, QSCALES)
+    symmetric_key: ClassVar[str]  # of config.json, which states whether zero points are all the middle one
 
     @property
     def rules(self) -> str:
@@ -44,7 +84,7 @@ class ColumnsDialect(PackingDialect):
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return a layer for every ``X.qweight``."""
         stems = [key.removesuffix(QWEIGHT) for key in entries if key.endswith(QWEIGHT)]
-        return list(self.layers_of(entries, config[HUGGING_FACE], stems))
+        return list(self.layers_of(entries, self.quantization(config), stems))
 
     @abstractmethod
     def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
@@ -72,6 +112,63 @@ class ColumnsDialect(PackingDialect):
                 f"{self.method}.config", "expected group_size -1 or at least 1, found 0", where=HUGGING_FACE
             )
         return None if size < 0 else size
+
+    def declared(self, stated: Config, bits: int, group: int | None) -> Declared:
+        """Return what the configuration declares; the rules in ``dynamic`` are for layers that differ."""
+        rules = rules_of(stated)
+        sizes = [group, *(rule.get("group_size") for rule in rules)]
+        groups = tuple(dict.fromkeys(size for size in sizes if type(size) is int and size > 0))
+        return Declared(bits, group, groups, bool(stated.get("dynamic")))
+
+    def shape_of(self, entries: Entries, stem: str, declared: Declared) -> tuple[int, int, int, int | None]:
+        """Return rows, columns, bits and columns of a group of a layer whose codes are packed along the inputs.
+
+        If layers may differ, the shapes of its entries decide.
+        """
+        codes, zeros, scales = (entries[stem + suffix].shape for suffix in (QWEIGHT, QZEROS, QSCALES))
+        lines, rows = codes if len(codes) == 2 else (0, 0)
+        bits, group = declared.bits, declared.group
+        if declared.differ and len(zeros) == len(scales) == 2 and rows and 32 * zeros[1] % rows == 0:
+            bits = min(max(32 * zeros[1] // rows, 1), 8)
+        cols = lines * 32 // bits
+        if declared.differ and len(scales) == 2:
+            group = declared.group_of(cols, scales[0])
+        return rows, cols, bits, group
+
+    @abstractmethod
+    def is_symmetric(self, stated: Config) -> bool:
+        """Whether the configuration states that all zero points are the middle one."""
+
+    @abstractmethod
+    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """Return one line of a layer's zero points, u32, if all are the middle one, and which of its bits count."""
+
+    def has_middle_zeros(self, entries: Entries, layer: Layer, limit: int = _SAMPLE) -> bool:
+        """Whether all zero points in the first ``limit`` bytes of a layer are the middle one."""
+        part = entries[layer.parts[ZEROS]].parts[DATA]
+        line, mask = self.middle(words_layout(layer), layer.shape)
+        stored = np.empty(min(part.nbytes, limit) // 4 * 4, np.uint8)
+        part.readinto(0, stored.data)
+        words = stored.view("<u4")
+        if not line.size:
+            return True
+        return not ((words ^ np.resize(line, words.size)) & np.resize(mask, words.size)).any()
+
+    def contradiction(self, layer: Layer) -> FormatError:
+        """Return the error for a layer with other zero points in a folder whose codes are stated to be symmetric."""
+        return FormatError(
+            f"{self.method}.zero-points",
+            f"expected zero points that are all {words_layout(layer).point}, as {self.symmetric_key} in config.json "
+            f"states, found others: some programs use them, others do not; correct {self.symmetric_key}, or get the "
+            "folder again",
+            where=layer.parts[ZEROS],
+        )
+
+    def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
+        """Yield an error for each layer with other zero points in a folder whose codes are stated to be symmetric."""
+        for layer in layers if self.is_symmetric(self.quantization(config)) else ():
+            if not self.has_middle_zeros(entries, layer, entries[layer.parts[ZEROS]].parts[DATA].nbytes):
+                yield self.contradiction(layer)
 
     def checked(self, entries: Entries, stem: str, shape: tuple[int, int], layout: WordsLayout) -> Layer:
         """Return the layer if its entries have the types and shapes of ``layout``.
@@ -159,6 +256,18 @@ class ColumnsDialect(PackingDialect):
         grids = Counter((layout.bits, layout.group) for layout in own.values())
         grid = grids.most_common(1)[0][0]
         return next(layout for layout in own.values() if (layout.bits, layout.group) == grid), own
+
+
+def rules_of(stated: Config) -> list[Config]:
+    """Return the rules in ``dynamic``, which are for layers that differ."""
+    dynamic = stated.get("dynamic")
+    return [rule for rule in dynamic.values() if isinstance(rule, Mapping)] if isinstance(dynamic, Mapping) else []
+
+
+def words_layout(layer: Layer) -> WordsLayout:
+    """Return the layout of a layer of packed integers."""
+    assert isinstance(layer.layout, WordsLayout)
+    return layer.layout
 
 
 def unsupported(rule: str, expected: str, found: str) -> UnsupportedError:

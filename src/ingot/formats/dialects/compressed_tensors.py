@@ -12,12 +12,14 @@ from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, L
 from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, format_of, refuses_floats
 from ingot.formats.dialects.compressed_integers import (
     G_IDX,
+    MARLIN_SCALE,
     PACKED_WEIGHT,
     SCALE,
     SHAPE,
     ZERO_POINT,
     integer_layers,
 )
+from ingot.formats.dialects.compressed_keys import KEYS as CONFIG_KEYS
 from ingot.formats.dialects.compressed_settings import KEYS, KV_CACHE, Said, Settings, brief, form_of
 from ingot.formats.dialects.floats import FP8, config_dtype
 from ingot.formats.safetensors.pieces import Piece
@@ -44,6 +46,7 @@ FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mx
 INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "marlin-24")
 FORMATS = (*INTEGERS, "dense", "mixed-precision", *FLOATS)
 """What ``format`` may say; of mixed-precision each group says its own."""
+_ORDERS = ("group", "dynamic", True)
 METHODS = ("compressed-tensors", "sparseml")
 
 
@@ -67,11 +70,13 @@ class CompressedTensorsFormat(PackingDialect):
     name = "compressed-tensors"
     summary = "a folder of compressed-tensors: dense tensors, and integers in words or bytes, FP8, NVFP4 and MX formats"
     config_keys = (HUGGING_FACE, "compression_config")
+    keys = CONFIG_KEYS
+    companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
     codecs = (AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names it, with formats that are read."""
-        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        stated = self.quantization(config)
         if stated.get("quant_method") not in METHODS or "config_groups" not in stated:
             return False
         return all(format in FORMATS for format in _formats(stated))
@@ -82,7 +87,7 @@ class CompressedTensorsFormat(PackingDialect):
         Raises ``FormatError`` ``compressed-tensors.config``, ``.parts``, ``.dtype``, ``.shape``, ``.order``;
         ``UnsupportedError`` ``compressed-tensors.format``: weights in other types.
         """
-        stated = next(config[key] for key in self.config_keys if isinstance(config.get(key), dict))
+        stated = self.quantization(config)
         widths = _widths(stated)
         found = [*integer_layers(entries, widths), *_float_layers(entries, stated, config_dtype(config))]
         taken = {key for layer in found for key in (*layer.parts.values(), *layer.also)}
@@ -93,6 +98,8 @@ class CompressedTensorsFormat(PackingDialect):
                     rule="compressed-tensors.format",
                     where=key,
                 )
+        if _all_ordered(stated):
+            _require_orders(entries, found)
         return found
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
@@ -196,7 +203,7 @@ class CompressedTensorsFormat(PackingDialect):
 
     def activations(self, config: Config) -> Mapping[str, str]:
         """``input_activations`` and ``output_activations`` of all groups, and ``kv_cache_scheme``."""
-        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        stated = self.quantization(config)
         settings = list(Settings(stated))
         every = {key: sorted({brief(said[key]) for said in settings if key in said}) for key in KEYS}
         found = {key: "; ".join(values) for key, values in every.items() if values}
@@ -247,6 +254,25 @@ def _formats(stated: Config) -> Iterator[Any]:
     for group in _groups(stated).values():
         if isinstance(group, dict):
             yield group.get("format") or "dense"
+
+
+def _all_ordered(stated: Config) -> bool:
+    """Whether groups of columns are no runs of columns in every group of layers that has groups of columns."""
+    weights = [group.get("weights") for group in _groups(stated).values() if isinstance(group, dict)]
+    grouped = [kind for kind in weights if isinstance(kind, dict) and form_of(kind)[3] == "group"]
+    return bool(grouped) and all(kind.get("actorder") in _ORDERS for kind in grouped)
+
+
+def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
+    """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer whose groups are stated to be no runs of columns,
+    without the entry that says of which group each column is."""
+    for layer in layers:
+        layout, key = layer.layout, layer.name.removesuffix(WEIGHT) + G_IDX
+        group = layout.group_size if isinstance(layout, AffineLayout) else getattr(layout, "group", None)
+        if group is not None and key not in entries:
+            raise FormatError(
+                "compressed-tensors.parts", f"expected {key!r}, as actorder in config.json says", where=layer.name
+            )
 
 
 def _widths(stated: Config) -> tuple[int, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ingot.core.config import CONFIG
+from ingot.core.config import CONFIG, parse_config
 from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
@@ -18,7 +19,8 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, OneHead
+from ingot.formats.base import ConfigKeys, OneHead, ReadsConfig
+from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
@@ -244,7 +246,17 @@ def with_config(
     """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
     if not (isinstance(place.format, ConfigKeys) and place.directory):
         return plan
-    return replace(plan, config=changed_config(checkpoint.companions, _config_change(source, plan, untie=untie)))
+    config = changed_config(checkpoint.companions, _config_change(source, plan, untie=untie))
+    return replace(plan, config=_completed(config, source))
+
+
+def _completed(config: bytes | None, source: Source) -> bytes | None:
+    """Return a ``config.json`` with what another file of the source says of packing."""
+    if config is None or not isinstance(source.format, ReadsConfig):
+        return config
+    own = parse_config(config, "companions.config", source.location)
+    more = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in own}
+    return json.dumps({**own, **more}, indent=2).encode() if more else config
 
 
 def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
@@ -294,10 +306,17 @@ def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence
     if not prepared.place.directory:
         return []
     change = _config_change(prepared.source, prepared.plan, untie=prepared.untie)
-    every = prepared.checkpoint.companions
+    every = _true_companions(prepared.source, prepared.checkpoint)
     left = {name: path for name, path in every.items() if name not in written}
     copied = copy_companions(left, target, change)
     return [name for name in every if name in copied or name == CONFIG]
+
+
+def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the companions without files that describe how a folder was packed, if it is packed otherwise now."""
+    if not isinstance(source.format, ConfigKeys):
+        return checkpoint.companions
+    return {name: path for name, path in checkpoint.companions.items() if name not in PACKING_FILES}
 
 
 def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
