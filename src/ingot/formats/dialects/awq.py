@@ -34,6 +34,11 @@ class AwqFormat(ColumnsDialect):
     keys = AWQ_KEYS
     side_files: ClassVar[Mapping[str, str]] = {"quant_config.json": "awq", "quantize_config.json": "gptq"}
     symmetric_key = "zero_point"
+    merges = True
+    dense_key = "modules_to_not_convert"
+    even_groups = (128, 64, 32)
+    one_group = True
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq"
     containers: ClassVar[Mapping[str, str]] = {"gemm": "awq", "gemv": "awq-gemv"}
     version: ClassVar[str] = "gemm"
 
@@ -136,6 +141,8 @@ class AwqGemvFormat(AwqFormat):
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
     forms = (AWQ_GEMV,)
     served = False
+    merges = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv"
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:

@@ -27,7 +27,7 @@ from ingot.formats.safetensors.writer import SafetensorsWriter, files_size
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.layouts.base import Layout, Shape
-from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec, TensorSpec
@@ -300,7 +300,14 @@ class Dialect(SafetensorsFormat):
 
 
 class PackingDialect(Dialect):
-    """A dialect whose packed layers are written too."""
+    """A dialect whose packed layers are written too.
+
+    The three attributes are those of ``PacksFolder``.
+    """
+
+    merges: ClassVar[bool] = False
+    dense_key: ClassVar[str] = ""
+    how_to_quantize: ClassVar[str]
 
     @abstractmethod
     def refuses_layer(self, spec: TensorSpec) -> str | None:
@@ -312,7 +319,12 @@ class PackingDialect(Dialect):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor; None if it can."""
-        return self.refuses_layer(spec) if spec.codec in self.codecs else SafetensorsFormat.refuses(self, spec)
+        if spec.codec in self.codecs:
+            return self.refuses_layer(spec)
+        reason = SafetensorsFormat.refuses(self, spec)
+        if reason is None or spec.codec == DenseLayout.codec:
+            return reason
+        return f"its packed layers are {' or '.join(self.codecs)}, this tensor is {spec.codec}"
 
     def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
         """Return the entries that a tensor takes in a file."""

@@ -69,6 +69,11 @@ class BitsandbytesFormat(PackingDialect):
     summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"
     codecs = (ScaledCodebookLayout.codec,)
     keys = KEYS
+    dense_key = "llm_int8_skip_modules"
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
+        '"high_first" }'
+    )
     companions = (
         *(".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format"),
         *(_STATE + name for name in _TYPES),

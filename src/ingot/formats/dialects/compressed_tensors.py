@@ -39,7 +39,7 @@ from ingot.model.layouts.affine import (
 from ingot.model.layouts.base import Described
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
-from ingot.model.layouts.words import INTS, ORDER, PACKED, WordsLayout, words
+from ingot.model.layouts.words import INTS, PACKED, WordsLayout, words
 from ingot.model.spec import TensorSpec
 
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
@@ -61,7 +61,6 @@ class Kind(NamedTuple):
     scales: str | None = None
     type: str = "int"
     symmetric: bool = True
-    ordered: bool = False
 
 
 class CompressedTensorsFormat(PackingDialect):
@@ -73,6 +72,20 @@ class CompressedTensorsFormat(PackingDialect):
     keys = CONFIG_KEYS
     companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
     codecs = (AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec)
+    merges = True
+    dense_key = "ignore"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = "--recipe int4 or --recipe int8"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """``settings``: what the source's configuration says of activations, if it is a folder of this format."""
+        self._settings = settings
+
+    def for_source(self, config: Config) -> CompressedTensorsFormat:
+        """Return the format for weights of a folder with this ``config.json``: integers of 8 bits stay bytes only in
+        layers whose inputs are quantized."""
+        return CompressedTensorsFormat(Settings(self.quantization(config)) if self.claims_config(config) else None)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names it, with formats that are read."""
@@ -114,10 +127,15 @@ class CompressedTensorsFormat(PackingDialect):
             return "its packed layers are uncompressed"
         if isinstance(layout, ScaledCodebookLayout):
             return refuses_floats(spec)
-        if isinstance(layout, WordsLayout):
-            return None if layout.form in (PACKED, INTS) else f"its words are of the form {PACKED}, not {layout.form}"
-        assert isinstance(layout, AffineLayout)
-        return _refuses_rows(spec, layout)
+        assert isinstance(layout, AffineLayout | WordsLayout)
+        reason = _refuses_words(spec, layout) if isinstance(layout, WordsLayout) else _refuses_rows(spec, layout)
+        if reason is None and _kind(layout).format == "int-quantized" and not self._quantizes_inputs(spec, layout):
+            return "its integers in bytes are for layers whose inputs are quantized too; weights alone are in words"
+        return reason
+
+    def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | WordsLayout) -> bool:
+        said = None if self._settings is None else self._settings.of(spec.name.removesuffix(WEIGHT), _form(layout))
+        return bool(said and said.get(KEYS[0]))
 
     def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
         """``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero points."""
@@ -141,8 +159,6 @@ class CompressedTensorsFormat(PackingDialect):
         ]
         if isinstance(layout, WordsLayout) and ZEROS in sizes:
             pieces.append(Piece(ZEROS, stem + ZERO_POINT, dtype, layout.zero_shape(spec.shape), sizes[ZEROS]))
-        if ORDER in sizes:
-            pieces.append(Piece(ORDER, stem + G_IDX, "i32", (cols,), sizes[ORDER]))
         if packed:
             content = np.array(spec.shape, "<i8").tobytes()
             pieces.append(Piece("shape", stem + SHAPE, "i64", (2,), 16, lambda: content))
@@ -230,12 +246,26 @@ class CompressedTensorsFormat(PackingDialect):
         return [*told, *(f"{text} of {count} layers" for text, count in lost.items())]
 
 
+def _refuses_words(spec: TensorSpec, layout: WordsLayout) -> str | None:
+    """Why integers in words are none of its own."""
+    if layout.form not in (PACKED, INTS):
+        return f"its words are of the form {PACKED}, not {layout.form}"
+    if layout.order:
+        return "columns of a group lie side by side in it: newer releases and vLLM refuse any other order"
+    return _refuses_group(layout.group, spec.shape[1])
+
+
+def _refuses_group(group: int | None, cols: int) -> str | None:
+    return f"its groups divide the columns, found {group} of {cols}" if group and cols % group else None
+
+
 def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
     """Why integers row by row are none of its own."""
     if layout.packing != ROWS_LSB or layout.zeros or layout.matrix or layout.block:
         return "its codes go row by row, low bits first, and zero points are packed integers"
-    if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
-        return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
+    uneven = _refuses_group(layout.group_size, spec.shape[1])
+    if uneven:
+        return uneven
     words_of_rows = spec.shape[1] * layout.bits % 32 == 0 and not layout.per_tensor
     middle = not layout.signed and layout.zero == Constant(1 << (layout.bits - 1))
     if (middle and words_of_rows) or (layout.signed and layout.bits == 8 and layout.zero == NO_ZERO):
@@ -322,7 +352,7 @@ def _kind(layout: Any) -> Kind:
         format = "pack-quantized" if layout.form == PACKED else "int-quantized"
         strategy = "channel" if layout.group is None else "group"
         symmetric = isinstance(layout.zero, Constant)
-        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric, ordered=layout.order)
+        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric)
     grid = layout.grid
     strategy = "tensor" if isinstance(grid, Whole) else "channel" if isinstance(grid, Row) else "group"
     return Kind("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
@@ -330,7 +360,10 @@ def _kind(layout: Any) -> Kind:
 
 def _form_before(was: Described) -> tuple[Any, ...] | None:
     """Return what a group says of the weights of a layer that was read; None where none that is written says it."""
-    layout = layout_of(was)
+    return _form(layout_of(was))
+
+
+def _form(layout: Any) -> tuple[Any, ...] | None:
     if isinstance(layout, ScaledCodebookLayout) and format_of(layout) is None:
         return None
     if isinstance(layout, AffineLayout) and not isinstance(layout.grid, Whole | Row | Group):
@@ -347,7 +380,7 @@ def _weights_stated(kind: Kind) -> dict[str, Any]:
         "group_size": kind.group,
         "block_structure": None if kind.block is None else list(kind.block),
         "dynamic": False,
-        "actorder": "group" if kind.ordered else None,
+        "actorder": None,
         "observer": "minmax",
         "observer_kwargs": {},
         **({"scale_dtype": kind.scales, "zp_dtype": kind.scales} if kind.scales else {}),

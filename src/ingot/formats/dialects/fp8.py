@@ -82,6 +82,11 @@ class Fp8Format(PackingDialect):
     summary = "a folder of FP8 weights with a scale per block (DeepSeek, Qwen), row or matrix"
     codecs = (ScaledCodebookLayout.codec,)
     keys = KEYS
+    merges = True
+    dense_key = "modules_to_not_convert"
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f8_e4m3fn", group = [128, 128] }'
+    )
     companions = (_INVERSE, WEIGHT + _SCALE)
 
     def __init__(self, grid: Grid | None = None) -> None:

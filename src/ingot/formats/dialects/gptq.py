@@ -56,6 +56,11 @@ class GptqFormat(ColumnsDialect):
     side_files: ClassVar[Mapping[str, str]] = {"quantize_config.json": "gptq"}
     companions = (*ColumnsDialect.companions, G_IDX)
     symmetric_key = "sym"
+    merges = True
+    dense_key = "dynamic"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq"
     containers: ClassVar[Mapping[str, str]] = {"stream": "gptq", "planes": "gptq-planes"}
 
     def __init__(self, kind: str = V1) -> None:
@@ -243,6 +248,8 @@ class GptqPlanesFormat(GptqFormat):
     )
     forms = (GPTQ, GPTQ_PLANES)
     served = False
+    merges = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes"
 
     def __init__(self) -> None:
         super().__init__(PLANAR)

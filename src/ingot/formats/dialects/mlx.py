@@ -78,6 +78,9 @@ class MlxFormat(PackingDialect):
     config_keys = KEYS
     codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
     companions = (SCALES, BIASES)
+    even_groups = GROUPS[::-1]
+    one_group = False
+    how_to_quantize = ""  # mlx_lm loads dense weights too
     one_head = True
     rounds_steps = True
 

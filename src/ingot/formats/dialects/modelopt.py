@@ -89,6 +89,14 @@ class ModelOptFormat(PackingDialect):
     codecs = (ScaledCodebookLayout.codec, WordsLayout.codec)
     keys = KEYS
     side_files: ClassVar[Mapping[str, str]] = {_SIDE_FILE: "modelopt"}
+    merges = True
+    dense_key = "ignore"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 16, scales = '
+        '"f8_e4m3fn", second = "multiply" } (NVFP4) or { table = "f8_e4m3fn", group = "tensor" } (FP8)'
+    )
     companions = ("weight" + _SCALE, "weight" + _SECOND)
 
     def claims_config(self, config: Config) -> bool:

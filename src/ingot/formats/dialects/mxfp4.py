@@ -35,6 +35,10 @@ class Mxfp4Format(PackingDialect):
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"
     codecs = (ScaledCodebookLayout.codec,)
     keys = KEYS
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 32, scales = '
+        '"f8_e8m0fnu", transposed = true }, for the experts of gpt-oss'
+    )
     companions = (_BLOCKS, _SCALES)
 
     def claims_config(self, config: Config) -> bool:

@@ -19,7 +19,7 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, OneHead, ReadsConfig
+from ingot.formats.base import ConfigKeys, FitsSource, OneHead, ReadsConfig
 from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
@@ -37,6 +37,7 @@ from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
+from ingot.ops.convert.packed_layers import repeated_scales, require_layers
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.ops.convert.ranks import (
     as_executed,
@@ -87,7 +88,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_elsewhere(options.engine, options.address)  # refused before anything is read
-    options, budget = budgeted(options, prepare, convert, publish=True)
+    options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
@@ -97,6 +98,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
     own = options if rank is None else replace(options, dst=folder_of(options.dst, rank))
     with _prepare(within(own), rank) as prepared:
+        require_layers(prepared.plan.steps, prepared.plan.format)
         planned, read = prepared.plan.in_bytes, prepared.read
         every, before = (1, 0) if rank is None else (rank.size, rank.rank)
         total, done = every * (planned + read), before * (planned + read) + read
@@ -167,7 +169,18 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
     first rank's; all have the same shapes.
     """
-    options, budget = budgeted(options, prepare, convert, publish=False)
+    prepared = _planned(options)
+    try:
+        require_layers(prepared.plan.steps, prepared.plan.format)
+    except BaseException:
+        prepared.checkpoint.close()
+        raise
+    return prepared
+
+
+def _planned(options: ConvertOptions) -> Prepared:
+    """Return what ``prepare`` does, also of a folder in which nothing is packed: a budget begins with that."""
+    options, budget = budgeted(options, _planned, convert, publish=False)
     rank = ranks_of(options)[0]
     prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
     return replace(prepared, budget=budget)
@@ -183,6 +196,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     close = source.close
     try:
         refuse_same(source, target)
+        target = for_source(target, source)
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
         tied = _tied(source, checkpoint, target)
@@ -201,7 +215,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
-        told = [*(message for _, message in remarks(source)), *view.notes, part, read, lost, tied.note, behind]
+        shown = [message for _, message in remarks(source)]
+        packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
+        told = [*shown, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,
@@ -220,6 +236,13 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     except BaseException:
         close()
         raise
+
+
+def for_source(target: Destination, source: Source) -> Destination:
+    """Return the destination with the format for weights of this source."""
+    if not isinstance(target.format, FitsSource):
+        return target
+    return replace(target, format=target.format.for_source(source.config()))
 
 
 def _read_narrower(plan: ConvertPlan) -> str:

@@ -65,6 +65,11 @@ def keep(tensor: Tensor, format: Format, rule: str) -> Step:
     stays = as_stored(tensor, format, rule)
     if stays is not None:
         return stays
+    return decoded(tensor, format, rule)
+
+
+def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
+    """Return how a tensor is decoded for a format; raises ``UnsupportedError`` ``convert.unsupported``."""
     reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
@@ -89,8 +94,10 @@ def obstacle(tensor: Tensor, format: Format) -> str:
         if not found.exact:
             return found.why_not or ""
     carried = format.codecs if isinstance(format, Packs) else ()
-    others = (as_laid(spec, layout) for layout in alternatives(tensor.layout, tensor))
-    nearest = spec if spec.codec in carried else next((other for other in others if other.codec in carried), spec)
+    others = [as_laid(spec, layout) for layout in alternatives(tensor.layout, tensor)]
+    forms = getattr(format, "forms", ())  # of words, where the codec has several
+    near = [other for other in (spec, *others) if other.codec in carried]
+    nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
     return format.refuses(nearest) or ""
 
 
