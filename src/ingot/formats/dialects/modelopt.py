@@ -162,6 +162,8 @@ class ModelOptFormat(PackingDialect):
             return "its packed layers are NVFP4, whose scales are multiplied by a second one, and FP8 with one scale"
         if not spec.name.endswith(WEIGHT) or len(spec.shape) != 2 or not spec.size:
             return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+        if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
+            return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
         return None
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
@@ -257,7 +259,9 @@ def _refuses_integers(spec: TensorSpec) -> str | None:
     if layout.form != MODELOPT:
         return f"its integers are of the form {MODELOPT}, not {layout.form}"
     rows, cols = spec.shape
-    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2 or cols % (layout.group or cols):
+    if layout.group and cols % layout.group:
+        return f"its groups divide the columns, found {layout.group} of {cols}"
+    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2:
         return f"its packed layers are matrices called X{WEIGHT} of pairs of rows, found shape {list(spec.shape)}"
     return "its packed layers are uncompressed" if any(part.encoding != "raw" for part in spec.parts) else None
 

@@ -77,6 +77,8 @@ class Mxfp4Format(PackingDialect):
             return layout
         if layout != _layout(layout.dtype):
             return "its packed tensors are MXFP4 (f4_e2m1fn, f8_e8m0fnu for 32), stored transposed"
+        if not spec.size or spec.shape[-2] % 32:
+            return f"its groups divide the inputs, found 32 of {spec.shape[-2]}"
         return None
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:

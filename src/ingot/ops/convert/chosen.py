@@ -26,7 +26,7 @@ from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs
-from ingot.ops.convert.keep import keep
+from ingot.ops.convert.keep import keep, nearest_refusal
 from ingot.ops.convert.measure import first_values
 from ingot.ops.views.regrouped import even_group
 from ingot.recipes.choice import Choice
@@ -122,9 +122,9 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     if reason is None and not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
     if reason is not None:
+        reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
         raise UnsupportedError(
-            f"{format.name} cannot carry what rule {rule!r} asks for: {_in_two_steps(format, spec) or reason}"
-            f"{made_for(format.name, choice)}",
+            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
             rule="convert.unsupported",
         )
     encoder, more = reaching(

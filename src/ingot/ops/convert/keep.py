@@ -15,6 +15,8 @@ from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
+from ingot.model.layouts.table import layout_of
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
 KEEP = "keep"
@@ -93,9 +95,14 @@ def obstacle(tensor: Tensor, format: Format) -> str:
         found = repack(CODECS[tensor.codec], tensor, layout)
         if not found.exact:
             return found.why_not or ""
+    return nearest_refusal(format, spec)
+
+
+def nearest_refusal(format: Format, spec: TensorSpec) -> str:
+    """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
     carried = format.codecs if isinstance(format, Packs) else ()
-    others = [as_laid(spec, layout) for layout in alternatives(tensor.layout, tensor)]
     forms = getattr(format, "forms", ())  # of words, where the codec has several
+    others = [as_laid(spec, layout) for layout in alternatives(layout_of(spec), spec)]
     near = [other for other in (spec, *others) if other.codec in carried]
     nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
     return format.refuses(nearest) or ""

@@ -70,7 +70,7 @@ def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decisi
     if not format.merges:
         return PackedLayers(steps, notes)
     merged = _share_scheme(steps, format, general=general)
-    return PackedLayers(merged.steps, [*notes, *merged.notes, *_uneven_blocks(merged.steps)])
+    return PackedLayers(merged.steps, [*notes, *merged.notes, *_unlike_scales(merged.steps)])
 
 
 def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
@@ -182,18 +182,30 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
         yield f"{len(lost)} quantized layers are decoded and stay dense{place}: {listed}{more}"
 
 
-def _uneven_blocks(steps: Sequence[Step]) -> Iterator[str]:
-    """Say how many merged matrices have parts whose rows end within a block of scales."""
-    count, size = 0, 0
+def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
+    """Say how many merged matrices have scales that vLLM does not keep apart: blocks that begin within one part and end
+    in the next, and second scales of NVFP4, of which each encoded part has its own."""
+    blocks, size, second = 0, 0, 0
     for indices in _merged(steps).values():
-        specs = [steps[index].spec for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
-        for spec in specs if len(specs) > 1 else ():
-            grid = ScaledCodebookLayout.of(spec).grid
-            if isinstance(grid, Tiles) and spec.shape[-2] % grid.rows:
-                count, size = count + 1, grid.rows
-                break
-    if count:
+        parts = [steps[index] for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
+        layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]
+        if len(parts) < 2:
+            continue
+        uneven = [
+            layout.grid.rows
+            for step, layout in zip(parts, layouts, strict=True)
+            if isinstance(layout.grid, Tiles) and step.spec.shape[-2] % layout.grid.rows
+        ]
+        blocks, size = blocks + bool(uneven), max([size, *uneven])
+        encoded = [layout for step, layout in zip(parts, layouts, strict=True) if isinstance(step, Encode)]
+        second += sum(layout.second is not None for layout in encoded) > 1
+    if blocks:
         yield (
-            f"{count} matrices that vLLM merges have rows that blocks of {size} do not divide: vLLM refuses them, or "
+            f"{blocks} matrices that vLLM merges have rows that blocks of {size} do not divide: vLLM refuses them, or "
             'reads other values; a scale for each row (group = "row") has no such limit'
+        )
+    if second:
+        yield (
+            f"{second} merged matrices have a second scale for each part; vLLM takes one for all parts, and reads "
+            "other values"
         )
