@@ -270,3 +270,19 @@ def test_columns_in_another_order_are_decoded_for_compressed_tensors(tmp_path: P
     assert [note for note in report.notes if note.startswith("1 quantized layers are decoded")]
     assert stated(tmp_path / "out")["config_groups"]["group_0"]["weights"]["actorder"] is None
     assert same(path, tmp_path / "out")
+
+
+def test_a_fine_tune_of_a_packed_base_is_a_dense_folder(tmp_path: Path) -> None:
+    """A config.json that says otherwise would make programs look for packed layers."""
+    source, tuned = folder(tmp_path / "in", ATTENTION), folder(tmp_path / "tuned", ATTENTION)
+    ingot.convert(source, tmp_path / "zt", recipe(tmp_path / "r.toml", INT4 % (32, "f16")), format="zt")
+    ingot.convert(tmp_path / "zt", tmp_path / "base", format="gptq")
+    (tmp_path / "base" / "quantize_config.json").write_text("{}")
+    ingot.diff(tmp_path / "base", tuned, tmp_path / "d.zt")
+    report = ingot.patch(tmp_path / "base", tmp_path / "d.zt", tmp_path / "out")
+    assert (report.format, sorted(report.companions)) == ("safetensors", ["config.json"])
+    assert not stated(tmp_path / "out")
+    assert same(tuned, tmp_path / "out")
+    with pytest.raises(IngotError) as caught:
+        ingot.patch(tmp_path / "base", tmp_path / "d.zt", tmp_path / "no", format="gptq")
+    assert caught.value.rule == "convert.nothing-packed"
