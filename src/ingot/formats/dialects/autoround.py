@@ -34,10 +34,10 @@ class AutoRoundFormat(Dialect):
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is AutoRound, and the words are not MLX's."""
-        stated = config.get(HUGGING_FACE)
-        if not isinstance(stated, dict) or stated.get("quant_method") not in AUTOROUND_METHODS:
+        quantization = config.get(HUGGING_FACE)
+        if not isinstance(quantization, dict) or quantization.get("quant_method") not in AUTOROUND_METHODS:
             return False
-        return _packing(stated) not in AUTOROUND_PACKINGS
+        return _packing(quantization) not in AUTOROUND_PACKINGS
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return the layers that the other dialect finds.
@@ -64,77 +64,80 @@ class AutoRoundFormat(Dialect):
 
     def activations(self, config: Config) -> Mapping[str, str]:
         """Return the settings of inputs, if they have fewer than 16 bits, and those of keys, values and attention."""
-        stated = self.quantization(config)
-        found = {key: str(stated[key])[:40] for key in _STATIC if stated.get(key) is not None}
-        bits = stated.get("act_bits")
+        quantization = self.quantization(config)
+        settings = {key: str(quantization[key])[:40] for key in _STATIC if quantization.get(key) is not None}
+        bits = quantization.get("act_bits")
         if type(bits) is int and bits < _DENSE_BITS:
-            kind = "dynamic" if stated.get("act_dynamic", True) else "static"
-            found["act_bits"] = f"{bits} bits {str(stated.get('act_data_type', ''))[:40]}, {kind}"
-        return found
+            mode = "dynamic" if quantization.get("act_dynamic", True) else "static"
+            settings["act_bits"] = f"{bits} bits {str(quantization.get('act_data_type', ''))[:40]}, {mode}"
+        return settings
 
     def _translated(self, config: Config) -> tuple[Dialect, Config]:
         """Return the dialect whose layout the layers have, and the ``config.json`` that it would have written."""
-        stated = self.quantization(config)
-        packing = _packing(stated)
+        quantization = self.quantization(config)
+        packing = _packing(quantization)
         if packing not in _PACKINGS:
             raise unsupported("autoround.packing", f"{_PACKING} {', '.join(_PACKINGS)}", repr(packing[:60]))
         integers = packing in (*_V1, *_V2, *_AWQ)
-        _require_type(stated, packing, integers=integers)
-        dialect, translated = _FORMATS[packing](stated)
+        _require_type(quantization, packing, integers=integers)
+        dialect, translated = _FORMATS[packing](quantization)
         return dialect, {**config, HUGGING_FACE: translated}
 
 
-def _packing(stated: Config) -> str:
+def _packing(quantization: Config) -> str:
     """Return the packing that the configuration declares, or the one that vLLM takes for its type of codes.
 
     Old versions state it under ``backend``.
     """
-    backend = stated.get("backend")
+    backend = quantization.get("backend")
     old = backend if isinstance(backend, str) and backend.startswith("auto_round") else None
-    packing = stated.get(_PACKING, old)
+    packing = quantization.get(_PACKING, old)
     if packing is not None:
         return str(packing).lower()
-    if "mx_fp" in _data_type(stated) or "nv_fp" in _data_type(stated):
+    if "mx_fp" in _data_type(quantization) or "nv_fp" in _data_type(quantization):
         return _FLOATS[0]
-    return _FP8[0] if _data_type(stated).startswith("fp") else _V1[0]
+    return _FP8[0] if _data_type(quantization).startswith("fp") else _V1[0]
 
 
-def _data_type(stated: Config) -> str:
-    return str(stated.get(_DATA_TYPE) or "int").lower()
+def _data_type(quantization: Config) -> str:
+    return str(quantization.get(_DATA_TYPE) or "int").lower()
 
 
-def _require_type(stated: Config, packing: str, *, integers: bool) -> None:
+def _require_type(quantization: Config, packing: str, *, integers: bool) -> None:
     """Raise ``UnsupportedError`` ``autoround.type`` if codes are not of the type that the packing holds."""
-    kind, bits = _data_type(stated), stated.get("act_bits")
-    known = ("int",) if integers else ("mx_fp", "nv_fp") if packing in _FLOATS else ("fp",)
-    if not kind.startswith(known) or (integers and kind != "int"):
-        raise unsupported("autoround.type", f"codes of the type {' or '.join(known)} in {packing}", repr(kind[:40]))
+    data_type, bits = _data_type(quantization), quantization.get("act_bits")
+    types = ("int",) if integers else ("mx_fp", "nv_fp") if packing in _FLOATS else ("fp",)
+    if not data_type.startswith(types) or (integers and data_type != "int"):
+        raise unsupported(
+            "autoround.type", f"codes of the type {' or '.join(types)} in {packing}", repr(data_type[:40])
+        )
     if packing in _V2 and type(bits) is int and bits < _DENSE_BITS:
         raise unsupported("autoround.type", f"inputs of {_DENSE_BITS} bits in {packing}", f"act_bits {bits}")
-    if not integers and stated.get("sym", True) is not True:
-        raise unsupported("autoround.type", "floats without zero points (sym true)", f"sym {stated.get('sym')!r}")
+    if not integers and quantization.get("sym", True) is not True:
+        raise unsupported("autoround.type", "floats without zero points (sym true)", f"sym {quantization.get('sym')!r}")
 
 
-def _gptq(stated: Config, kind: str) -> tuple[Dialect, Config]:
-    return GptqFormat(), {**_integers(stated), "quant_method": "gptq", "checkpoint_format": kind}
+def _gptq(quantization: Config, format: str) -> tuple[Dialect, Config]:
+    return GptqFormat(), {**_integers(quantization), "quant_method": "gptq", "checkpoint_format": format}
 
 
-def _awq(stated: Config) -> tuple[Dialect, Config]:
-    sym = stated.get("sym")
+def _awq(quantization: Config) -> tuple[Dialect, Config]:
+    sym = quantization.get("sym")
     point = {"zero_point": not sym} if isinstance(sym, bool) else {}
-    return AwqFormat(), {**_integers(stated), **point, "quant_method": "awq", "version": "gemm"}
+    return AwqFormat(), {**_integers(quantization), **point, "quant_method": "awq", "version": "gemm"}
 
 
-def _integers(stated: Config) -> dict[str, Any]:
+def _integers(quantization: Config) -> dict[str, Any]:
     """Return the keys of GPTQ and AWQ; layers that differ are the rules of ``dynamic``."""
-    rules = {}
-    for key in ("extra_config", "regex_config"):
-        layers = stated.get(key) or {}
-        rules.update({name: rule for name, rule in layers.items() if _bits(rule) < _DENSE_BITS})
+    rules: dict[str, Any] = {}
+    for key in ("dynamic", "regex_config", "extra_config"):
+        layers = quantization.get(key)
+        rules.update(layers if isinstance(layers, dict) else {})
+    packed = {name: rule for name, rule in rules.items() if isinstance(rule, dict) and _bits(rule) < _DENSE_BITS}
     keys = ("bits", "group_size", "sym", "desc_act")
     return {
-        **{key: stated[key] for key in keys if key in stated},
-        "dynamic": {**rules, **(stated.get("dynamic") or {})},
+        **{key: quantization[key] for key in keys if key in quantization},
+        "dynamic": packed,
     }
 
 
@@ -143,24 +146,24 @@ def _bits(rule: Config) -> int:
     return bits if type(bits) is int else 0
 
 
-def _floats(stated: Config) -> tuple[Dialect, Config]:
+def _floats(quantization: Config) -> tuple[Dialect, Config]:
     """Layers in the entries of compressed-tensors; of layers that differ, the shapes of entries decide."""
-    weights = {"num_bits": stated.get("bits", 8), "type": "float", "group_size": stated.get("group_size")}
+    weights = {"num_bits": quantization.get("bits", 8), "type": "float", "group_size": quantization.get("group_size")}
     eight = {"num_bits": 8, "type": "float", "group_size": 32}
-    groups = {f"group_{number}": {"targets": [], "weights": kind} for number, kind in enumerate((weights, eight))}
+    groups = {f"group_{number}": {"targets": [], "weights": item} for number, item in enumerate((weights, eight))}
     return CompressedTensorsFormat(), {"quant_method": "compressed-tensors", "config_groups": groups}
 
 
-def _fp8(stated: Config) -> tuple[Dialect, Config]:
-    size = stated.get("group_size")
+def _fp8(quantization: Config) -> tuple[Dialect, Config]:
+    size = quantization.get("group_size")
     block = {_BLOCK: size} if isinstance(size, list) else {}
     return Fp8Format(), {"quant_method": "fp8", **block}
 
 
 _STATIC = ("static_kv_dtype", "static_attention_dtype")
 _FORMATS = {
-    **dict.fromkeys(_V1, lambda stated: _gptq(stated, V1)),
-    **dict.fromkeys(_V2, lambda stated: _gptq(stated, V2)),
+    **dict.fromkeys(_V1, lambda quantization: _gptq(quantization, V1)),
+    **dict.fromkeys(_V2, lambda quantization: _gptq(quantization, V2)),
     **dict.fromkeys(_AWQ, _awq),
     **dict.fromkeys(_FLOATS, _floats),
     **dict.fromkeys(_FP8, _fp8),

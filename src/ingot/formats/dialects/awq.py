@@ -9,7 +9,15 @@ import numpy as np
 
 from ingot.errors import UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, taken_together
-from ingot.formats.dialects.columns import QSCALES, QWEIGHT, QZEROS, ColumnsDialect, Declared, rules_of, unsupported
+from ingot.formats.dialects.columns import (
+    QSCALES,
+    QWEIGHT,
+    QZEROS,
+    ColumnsDialect,
+    Declared,
+    no_rule_is_asymmetric,
+    unsupported,
+)
 from ingot.formats.dialects.gptq_awq_keys import AWQ_KEYS
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
@@ -46,17 +54,18 @@ class AwqFormat(ColumnsDialect):
         """Whether ``quantization_config`` names AWQ, and not gemv."""
         return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
-    def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the layers.
 
-        Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``; ``UnsupportedError``
-        ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise; ``awq.activation-scales``.
+        Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``, ``awq.zero-points``;
+        ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise;
+        ``awq.activation-scales``.
         """
-        version = _version(stated)
+        version = _version(quantization)
         if version not in (*_GEMM, _GEMV):
             raise unsupported("awq.version", "one version, gemm or gemv", repr(version[:40]))
-        bits = self.number(stated, ("bits", "w_bit"), 4, 4)
-        declared = self.declared(stated, bits, self.group(stated, ("group_size", "q_group_size")))
+        bits = self.number(quantization, ("bits", "w_bit"), 4, 4)
+        declared = self.declared(quantization, bits, self.group(quantization, ("group_size", "q_group_size")))
         scaled = next((key for key in entries if key.endswith(_ACTIVATION_SCALES)), None)
         if scaled is not None:
             raise UnsupportedError(
@@ -65,10 +74,9 @@ class AwqFormat(ColumnsDialect):
                 where=scaled,
             )
         layers = [self._layer(entries, stem, declared, version) for stem in stems]
-        if self.is_symmetric(stated):
-            for layer in layers:
-                if not self.has_middle_zeros(entries, layer):
-                    raise self.contradiction(layer)
+        fits = self.all_middle(entries, layers) if self.is_symmetric(quantization) else []
+        if not all(fits):
+            raise self.contradiction(layers[fits.index(False)])
         yield from layers
 
     def _layer(self, entries: Entries, stem: str, declared: Declared, version: str) -> Layer:
@@ -77,16 +85,16 @@ class AwqFormat(ColumnsDialect):
         shape, group = (across * 8, lines), declared.group
         if version == _GEMV:
             shape = (lines, across * 8)
-        elif declared.differ and scales.shape:
-            group = declared.group_of(lines, scales.shape[0])
+        elif declared.rules and scales.shape:
+            group = self.group_of(declared, stem, lines, scales.shape[0])
         layout = WordsLayout(self.forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
         return self.checked(entries, stem, shape, layout)
 
-    def is_symmetric(self, stated: Config) -> bool:
-        """Whether ``zero_point`` is false; ``sym`` alone says so for GPTQModel, and nothing beside ``zero_point``."""
-        point = stated.get("zero_point")
-        symmetric = point is False or (point is None and stated.get("sym") is True)
-        return symmetric and all(rule.get("sym") in (None, True) for rule in rules_of(stated))
+    def is_symmetric(self, quantization: Config) -> bool:
+        """Whether ``zero_point`` is false; ``sym`` says it for GPTQModel, and nothing beside ``zero_point``."""
+        point = quantization.get("zero_point")
+        symmetric = point is False or (point is None and quantization.get("sym") is True)
+        return symmetric and no_rule_is_asymmetric(quantization)
 
     def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
         """One line of words: in gemv without the words and bits behind the last group."""
@@ -157,8 +165,8 @@ class AwqGemvFormat(AwqFormat):
         return super().refuses_layer(spec)
 
 
-def _version(stated: Config) -> str:
+def _version(quantization: Config) -> str:
     """Return the layout that the configuration declares; GPTQModel and newer transformers call it ``format``."""
-    keys = ("version", "format", "checkpoint_format")
-    versions = dict.fromkeys(str(stated[key]).lower() for key in keys if stated.get(key) is not None)
+    values = (quantization.get(key) for key in ("version", "format", "checkpoint_format"))
+    versions = dict.fromkeys(str(value).lower() for value in values if value is not None)
     return " and ".join(versions) or "gemm"

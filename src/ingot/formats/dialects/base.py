@@ -190,11 +190,11 @@ class Dialect(SafetensorsFormat):
         return self
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``, with what a file beside it says of packing.
+        """Return the folder's ``config.json``, with what its part for text, or a file beside it, says of packing.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
-        config = stored_config(store, f"{self.rules}.config")
+        config = self._main_config(store)
         file = self._side_file(store, config)
         if file is not None:
             rule = f"{self.rules}.config"
@@ -206,8 +206,16 @@ class Dialect(SafetensorsFormat):
         """Return what a file beside ``config.json`` says, as ``quantization_config`` would."""
         return stated
 
+    def _main_config(self, store: Store) -> dict[str, Any]:
+        """Return ``config.json``; of a model of several parts, with what its part for text says of packing."""
+        config = stored_config(store, f"{self.rules}.config")
+        text = config.get("text_config")
+        if not _describes_packing(config) and isinstance(text, dict) and isinstance(text.get(HUGGING_FACE), dict):
+            config[HUGGING_FACE] = text[HUGGING_FACE]
+        return config
+
     def _side_file(self, store: Store, config: Config) -> str | None:
-        if any(key in config for key in PACKING_KEYS):
+        if _describes_packing(config):
             return None
         return next((file for file in self.side_files if store.exists(file)), None)
 
@@ -221,7 +229,7 @@ class Dialect(SafetensorsFormat):
         name = self.entry(store.names())
         if name is None or not self.claims_config(self.read_config(store)):
             return False
-        if self._side_file(store, stored_config(store, f"{self.rules}.config")) is None:
+        if self._side_file(store, self._main_config(store)) is None:
             return True
         catalog = SafetensorsFormat().read(store, name)
         for source in catalog.sources:
@@ -346,6 +354,10 @@ class DialectWriter(SafetensorsWriter):
         sink.truncate(len(self._config))
         sink.close()
         return [*names, CONFIG]
+
+
+def _describes_packing(config: Config) -> bool:
+    return any(config.get(key) is not None for key in PACKING_KEYS)
 
 
 def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,21 +74,21 @@ def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, pa
     for name, value in config.items():
         if value is None:
             continue
-        key, place = table.get(name) or table.get(ANY), f"{path}.{name[:_MAX_SHOWN]}"
+        key, location = table.get(name) or table.get(ANY), f"{path}.{name[:_MAX_SHOWN]}"
         if key is None:
             raise UnsupportedError(
                 f"this key is not known to be irrelevant for weights of {dialect}, so reading may give other weights "
                 "than its writer meant; use a newer Ingot, or remove the key if its documentation says that it does "
                 "not concern the weights",
                 rule=RULE,
-                where=place,
+                where=location,
             )
         if key.use == "refused" and not _is_empty(value) and value not in key.allowed:
             expected = " or ".join(repr(item) for item in key.allowed) or "no such key"
-            raise UnsupportedError(f"expected {expected}, found {_shown(value)}: {key.note}", rule=RULE, where=place)
+            raise UnsupportedError(f"expected {expected}, found {_shown(value)}: {key.note}", rule=RULE, where=location)
         if key.inner is not None and not _is_empty(value):
-            for item in _objects(value, dialect, place):
-                require_known_keys(item, key.inner, dialect, place)
+            for item in _objects(value, dialect, location):
+                require_known_keys(item, key.inner, dialect, location)
 
 
 def location_of(key: str) -> str:
@@ -100,12 +100,12 @@ def _is_empty(value: Any) -> bool:
     return value is False or (isinstance(value, str | list | dict) and not value)
 
 
-def _objects(value: Any, dialect: str, place: str) -> Iterable[Mapping[str, Any]]:
+def _objects(value: Any, dialect: str, location: str) -> Iterable[Mapping[str, Any]]:
     items = value if isinstance(value, list) else [value]
     for item in items:
         if not isinstance(item, dict):
             raise UnsupportedError(
-                f"expected an object with keys of {dialect}, found {_shown(item)}", rule=RULE, where=place
+                f"expected an object with keys of {dialect}, found {_shown(item)}", rule=RULE, where=location
             )
     return items
 

@@ -18,7 +18,7 @@ from ingot.formats.dialects.columns import (
     QZEROS,
     ColumnsDialect,
     Declared,
-    rules_of,
+    no_rule_is_asymmetric,
     unsupported,
     words_layout,
 )
@@ -101,47 +101,48 @@ class GptqFormat(ColumnsDialect):
             )
         return layers
 
-    def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups.
 
         A folder of symmetric codes has one zero point, by which the two layouts of zero points differ: if no layer fits
         the declared layout and all fit the other one, the folder is read in the other one (``remarks``).
         """
-        kind = declared_format(stated)
-        if kind not in _FORMATS:
-            raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(kind[:40]))
-        declared = self.declared(stated, self.number(stated, ("bits",), 1, 8), self.group(stated))
-        layers = [self._layer(entries, stem, declared, kind, ordered=_needs_order(stated)) for stem in stems]
-        if not self.is_symmetric(stated):
+        name = declared_format(quantization)
+        if name not in _FORMATS:
+            raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(name[:40]))
+        bits, group = self.number(quantization, ("bits",), 1, 8), self.group(quantization)
+        declared, ordered = self.declared(quantization, bits, group), quantization.get("desc_act") is True
+        layers = [self._layer(entries, stem, declared, name, ordered=ordered) for stem in stems]
+        if not self.is_symmetric(quantization):
             yield from layers
             return
-        fits = [self.has_middle_zeros(entries, layer) for layer in layers]
-        others = [_other_zero_points(layer) for layer in layers]
-        if not any(fits) and all(other and self.has_middle_zeros(entries, other) for other in others):
-            yield from (other for other in others if other)
+        fits = self.all_middle(entries, layers)
+        others = [other for layer in layers if (other := _other_zero_points(layer)) is not None]
+        if layers and not any(fits) and len(others) == len(layers) and all(self.all_middle(entries, others)):
+            yield from others
             return
         if not all(fits):
             raise self.contradiction(layers[fits.index(False)])
         yield from layers
 
-    def _layer(self, entries: Entries, stem: str, declared: Declared, kind: str, *, ordered: bool) -> Layer:
+    def _layer(self, entries: Entries, stem: str, declared: Declared, format: str, *, ordered: bool) -> Layer:
         _, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
         order = self._order(entries, stem, scales.shape)
         if order is None and ordered:
             raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
         rows, cols, bits, group = self.shape_of(entries, stem, declared)
         if order is not None:
-            if declared.differ:
-                runs = bool((np.diff(order) >= 0).all())
-                group = _run(order) if runs else declared.group_of(order.size, scales.shape[0] if scales.shape else 0)
+            if declared.rules:
+                runs, groups = bool((np.diff(order) >= 0).all()), scales.shape[0] if scales.shape else 0
+                group = _run(order) if runs else self.group_of(declared, stem, order.size, groups)
             cols = order.size
-        layout = WordsLayout(_form(kind, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
+        layout = WordsLayout(_form(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
         layer = self.checked(entries, stem, (rows, cols), layout)
         return layer if order is None else _ordered(layer, layout, order, stem)
 
-    def is_symmetric(self, stated: Config) -> bool:
+    def is_symmetric(self, quantization: Config) -> bool:
         """Whether ``sym`` is true, and no rule in ``dynamic`` says otherwise."""
-        return stated.get("sym") is True and all(rule.get("sym") in (None, True) for rule in rules_of(stated))
+        return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
 
     def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
         """One line of words, without the bits behind its last zero point."""
@@ -158,19 +159,16 @@ class GptqFormat(ColumnsDialect):
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
         """``gptq.format``: two keys state different formats. ``gptq.zero-points``: the stated one does not fit."""
-        stated, found = self.quantization(config), []
-        kind, other = declared_format(stated), stated.get("checkpoint_format")
-        if other is not None and str(other).lower() != kind:
-            text = (
-                f"format {kind!r} and checkpoint_format {str(other)[:40]!r} differ: read by format, as GPTQModel does"
-            )
-            found.append(("gptq.format", f"{text}; transformers and vLLM read checkpoint_format"))
-        form = words_layout(layers[0]).form if layers else None
-        if kind in (V1, V2) and form is not None and form != (GPTQ_V1 if kind == V1 else GPTQ):
-            actual = V1 if kind == V2 else V2
-            text = f"zero points are stored as {actual} has them, not as {kind}, which config.json states: with "
-            found.append(("gptq.zero-points", f"{text}sym true only {actual} gives the middle one; read as {actual}"))
-        return found
+        quantization, remarks = self.quantization(config), []
+        declared, older = declared_format(quantization), quantization.get("checkpoint_format")
+        if older is not None and str(older).lower() != declared:
+            text = f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: read by format, as GPTQModel"
+            remarks.append(("gptq.format", f"{text} does; transformers and vLLM read checkpoint_format"))
+        read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).form) if layers else None
+        if declared in (V1, V2) and read is not None and read != declared:
+            text = f"zero points are stored as in {read}, although config.json states {declared}: with sym true only"
+            remarks.append(("gptq.zero-points", f"{text} {read} gives the middle one; read as {read}"))
+        return remarks
 
     def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
         """Return the group of each column, checked; None where the file does not say."""
@@ -270,15 +268,12 @@ class GptqPlanesFormat(GptqFormat):
         return self
 
 
-def declared_format(stated: Config) -> str:
+def declared_format(quantization: Config) -> str:
     """Return the layout that the configuration declares: ``format`` comes before ``checkpoint_format``, as in
     GPTQModel."""
-    kind = next((stated[key] for key in ("format", "checkpoint_format") if stated.get(key) is not None), V1)
-    return kind.lower() if isinstance(kind, str) else repr(kind)
-
-
-def _needs_order(stated: Config) -> bool:
-    return stated.get("desc_act") is True
+    values = (quantization.get(key) for key in ("format", "checkpoint_format"))
+    value = next((value for value in values if value is not None), V1)
+    return value.lower() if isinstance(value, str) else repr(value)
 
 
 def _other_zero_points(layer: Layer) -> Layer | None:
@@ -288,13 +283,15 @@ def _other_zero_points(layer: Layer) -> Layer | None:
     return None if other is None else replace(layer, layout=replace(layout, form=other))
 
 
-def _form(kind: str, bits: int, stem: str) -> str:
-    known = _FORMATS[kind]
-    if bits not in known:
+def _form(format: str, bits: int, stem: str) -> str:
+    forms = _FORMATS[format]
+    if bits not in forms:
         raise UnsupportedError(
-            f"expected {', '.join(map(str, sorted(known)))} bits in {kind}, found {bits}", rule="gptq.bits", where=stem
+            f"expected {', '.join(map(str, sorted(forms)))} bits in {format}, found {bits}",
+            rule="gptq.bits",
+            where=stem,
         )
-    return known[bits]
+    return forms[bits]
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:

@@ -106,7 +106,7 @@ def require_layers(steps: Sequence[Step], format: Format) -> None:
 
 def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> PackedLayers:
     assert isinstance(format, PacksFolder)
-    found, dense, differ = list(steps), 0, 0
+    shared, dense, differ = list(steps), 0, 0
     for indices in _merged(steps).values():
         packed = [index for index in indices if steps[index].spec.codec in format.codecs]
         others = [steps[index] for index in indices if index not in packed]
@@ -114,7 +114,7 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
         encoded = general and all(isinstance(steps[index], Encode) for index in packed)
         if packed and others and (lost or encoded):
             for index in packed:
-                found[index] = _as_dense(steps[index], format)
+                shared[index] = _as_dense(steps[index], format)
             dense += len(packed)
         else:
             differ += len({_scheme(steps[index].spec, format) for index in indices}) > 1
@@ -123,17 +123,17 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
         notes.append(f"{dense} more layers stay dense, as others of the same merged matrix do: {_MERGES}")
     if differ:
         notes.append(f"vLLM refuses {differ} merged matrices, whose parts are packed in different ways: {_MERGES}")
-    return PackedLayers(found, notes)
+    return PackedLayers(shared, notes)
 
 
 def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
     """Return the positions of the matrices that vLLM merges, by what they have in common."""
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         common = merged_matrix(step.spec.name)
         if common is not None:
-            found.setdefault(common, []).append(index)
-    return found
+            positions.setdefault(common, []).append(index)
+    return positions
 
 
 def _as_dense(step: Step, format: Format) -> Step:
@@ -150,36 +150,36 @@ def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[st
     """Say how many layers have smaller groups than the recipe asks for."""
     if not isinstance(format, EvenGroups):
         return
-    found: Counter[tuple[int, int, int]] = Counter()
+    counts: Counter[tuple[int, int, int]] = Counter()
     for step in steps:
         choice = decisions[step.tensor.name].choice if step.tensor.name in decisions else None
-        asked = choice.options.get("group") if isinstance(choice, Choice) else None
+        requested = choice.options.get("group") if isinstance(choice, Choice) else None
         group, cols = step.spec.params.get("group_size"), step.spec.shape[-1] if step.spec.shape else 0
-        if isinstance(asked, int) and isinstance(group, int) and group < asked and cols % asked:
-            found[asked, group, cols] += 1
-    for (asked, group, cols), count in found.items():
-        yield f"{count} layers are quantized in groups of {group}: groups of {asked} do not divide {cols} columns"
+        if isinstance(requested, int) and isinstance(group, int) and group < requested and cols % requested:
+            counts[requested, group, cols] += 1
+    for (requested, group, cols), count in counts.items():
+        yield f"{count} layers are quantized in groups of {group}: groups of {requested} do not divide {cols} columns"
 
 
 def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
     """Say how many quantized layers are decoded although no rule asks for it, and why."""
     assert isinstance(format, PacksFolder)
     lost = [step for step in steps if step.action == DECODED and step.rule == KEEP]
-    known: dict[Hashable, str] = {}
+    by_layout: dict[Hashable, str] = {}
     reasons: Counter[str] = Counter()
     for step in lost:
         tensor = step.tensor
         key = tensor.codec, tensor.shape, str(tensor.params)
-        if key not in known:
-            known[key] = obstacle(tensor, format)
-        reasons[known[key]] += 1
+        if key not in by_layout:
+            by_layout[key] = obstacle(tensor, format)
+        reasons[by_layout[key]] += 1
     if lost:
         usual = reasons.most_common(_MOST_REASONS)
-        listed = "; ".join(f"{reason} ({count})" for reason, count in usual)
+        shown = "; ".join(f"{reason} ({count})" for reason, count in usual)
         others = len(lost) - sum(count for _, count in usual)
-        place = f", named under {format.dense_key} of config.json" if format.dense_key else ""
+        listing = f", named under {format.dense_key} of config.json" if format.dense_key else ""
         more = f"; other reasons ({others})" if others else ""
-        yield f"{len(lost)} quantized layers are decoded and stay dense{place}: {listed}{more}"
+        yield f"{len(lost)} quantized layers are decoded and stay dense{listing}: {shown}{more}"
 
 
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:

@@ -34,10 +34,10 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
         ``view.delta``.
     """
 
-    def made(name: str) -> Make:
+    def with_smaller_groups(name: str) -> Make:
         return lambda: regrouped(checkpoint[name], groups[name])
 
-    entries = [(name, made(name) if name in groups else None, name) for name in checkpoint]
+    entries = [(name, with_smaller_groups(name) if name in groups else None, name) for name in checkpoint]
     return view_of(checkpoint, entries, regroup, dict(groups), dict(groups))
 
 

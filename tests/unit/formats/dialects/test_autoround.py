@@ -119,6 +119,24 @@ def test_layers_that_differ(tmp_path: Path) -> None:
         assert checkpoint[f"{stems[3]}.weight"].codec == "dense"
 
 
+def test_groups_that_shapes_do_not_tell_apart(tmp_path: Path) -> None:
+    """192 columns in groups of 128, the last one shorter, or of 96: a rule for the layer's name decides; patterns are not
+    evaluated."""
+    of = layer(64, 192, 4, 96, low=1)
+    stated = {**BASE, "group_size": 128}
+    path = packing.folder(tmp_path / "named", gptq(UP, of), {**stated, "extra_config": {UP: {"group_size": 96}}})
+    assert np.array_equal(values(path).astype(np.float16), of.values)
+    path = packing.folder(
+        tmp_path / "pattern", gptq(UP, of), {**stated, "extra_config": {".*up.*": {"group_size": 96}}}
+    )
+    with pytest.raises(IngotError) as caught:
+        ingot.open(path)
+    assert caught.value.rule == "gptq.shape"
+    one = layer(64, 192, 4, 128, low=1)
+    path = packing.folder(tmp_path / "usual", gptq(UP, one), {**stated, "extra_config": {DOWN: {"group_size": 96}}})
+    assert np.array_equal(values(path).astype(np.float16), one.values)
+
+
 def test_words_of_mlx(tmp_path: Path) -> None:
     """Its own object stands beside the one that MLX reads."""
     rule = (

@@ -312,6 +312,24 @@ def test_a_file_that_an_earlier_conversion_left(tmp_path: Path) -> None:
         assert checkpoint.format == "safetensors"
 
 
+def test_a_description_in_the_part_for_text(tmp_path: Path) -> None:
+    """As models of several parts have it; the result has one description, of its own packing."""
+    of = layer(64, 96, 4, 32, low=1)
+    path = folder(tmp_path / "m", packing.gptq(UP, of), None, "model")
+    text = {"model_type": "llama", "quantization_config": {**GPTQ, "sym": False}}
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llava", "text_config": text, "quantization_config": None})
+    )
+    assert np.array_equal(rounded(path), of.values)
+    ingot.convert(path, tmp_path / "ct", format="compressed-tensors")
+    ingot.convert(path, tmp_path / "dense", "decompress", format="safetensors")
+    for name, method in (("ct", "compressed-tensors"), ("dense", None)):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert "quantization_config" not in config["text_config"]
+        assert (config.get("quantization_config") or {}).get("quant_method") == method
+        assert np.array_equal(rounded(tmp_path / name), of.values)
+
+
 def test_autoawq_in_a_file_of_its_own(tmp_path: Path) -> None:
     of = layer(64, 96, 4, 32)
     stated = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
