@@ -120,8 +120,7 @@ def test_layers_that_differ(tmp_path: Path) -> None:
 
 
 def test_groups_that_shapes_do_not_tell_apart(tmp_path: Path) -> None:
-    """192 columns in groups of 128, the last one shorter, or of 96: a rule for the layer's name decides; patterns are not
-    evaluated."""
+    """192 columns in groups of 128, the last one shorter, or of 96: the rule for a layer's name decides, no pattern."""
     of = layer(64, 192, 4, 96, low=1)
     stated = {**BASE, "group_size": 128}
     path = packing.folder(tmp_path / "named", gptq(UP, of), {**stated, "extra_config": {UP: {"group_size": 96}}})
