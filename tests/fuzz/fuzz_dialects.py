@@ -44,11 +44,30 @@ WRITTEN = {
     "modelopt": ("scaled_codebook", 'table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply"'),
     "bitsandbytes": ("scaled_codebook", 'table = "nf4", group = 64, flat = true, order = "high_first"'),
 }
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
+ROUND |= {"extra_config": {"lm_head": {"bits": 16}, ".*up.*": {"bits": 4, "sym": False}}, "dynamic": None}
+QUANTIZATION = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8"}
+OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
+    ("gptq", {**ROUND, "packing_format": "auto_round"}, ""),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "format": "gptq", "dynamic": {}}, ""),
+    ("gptq", {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}, "quantize_config.json"),
+    ("awq", {**ROUND, "packing_format": "auto_round:auto_awq"}, ""),
+    ("awq", {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}, "quant_config.json"),
+    (
+        "fp8",
+        {**ROUND, "packing_format": "auto_round:fp8", "data_type": "fp", "sym": True, "group_size": [128, 128]},
+        "",
+    ),
+    ("modelopt", {"producer": {"name": "modelopt"}, "quantization": QUANTIZATION}, "hf_quant_config.json"),
+]
+"""Folders that other programs describe otherwise: what is written, the description, and the file that it stands in."""
 NUMBERS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 31, 32, 33, 64, 128, 256, 2**16, 2**31, 2**32, 2**62, 2**63, 2**64]
 VALUES: list[Any] = [*NUMBERS, -1, True, False, None, "", [], {}, [4], [128, 128], [0, 0], 1.5, float("nan"), "x" * 99]
 VALUES += ["gptq", "gptq_v2", "gptq_p", "gemm", "gemv", "pack-quantized", "nvfp4-pack-quantized", "float-quantized"]
 VALUES += ["mxfp4-pack-quantized", "marlin-24", "NVFP4", "FP8", "W4A16_AWQ", "MIXED_PRECISION", "channel", "tensor"]
 VALUES += ["group", "block", "int", "float", "bf16", "bfloat16", "float8_e4m3fn", "qint4", "qint8", "ue8m0", "mxfp4"]
+VALUES += ["auto-round", "auto_round:auto_gptq", "auto_round", "auto_round:llm_compressor", "mx_fp", "nv_fp", "fp"]
+VALUES += [{"bits": 8, "sym": True}, {"num_bits": 4, "type": "float", "group_size": 32}, ["Linear"], {"x": {"x": [{}]}}]
 MOST = 1 << 16
 
 
@@ -77,7 +96,19 @@ def folders() -> list[Folder]:
         for format, (codec, options) in WRITTEN.items():
             found.append(Folder(written(Path(name), format, f'codec = "{codec}"\noptions = {{ {options} }}')))
         found.append(Folder(experts(Path(name) / "mxfp4")))
+        found += [described(Path(name) / format, config, file) for format, config, file in OTHERWISE]
     return found
+
+
+def described(path: Path, config: dict[str, Any], file: str) -> Folder:
+    """A folder that was written, under the description of another program: in ``config.json``, or a file beside it."""
+    folder = Folder(path)
+    folder.config.pop("quantization_config", None)
+    if file:
+        folder.beside[file] = json.dumps(config).encode()
+    else:
+        folder.config["quantization_config"] = config
+    return folder
 
 
 def written(place: Path, format: str, rule: str) -> Path:

@@ -30,7 +30,7 @@ def test_values_are_the_package_s_own(name: str, tmp_path: Path) -> None:
         wanted = expected[WEIGHT].numpy()
     ingot.convert(ROOT / name, tmp_path / "m.zt")
     ingot.convert(tmp_path / "m.zt", tmp_path / "back", format="compressed-tensors")
-    if not name.startswith("marlin24"):  # which becomes pack-quantized
+    if not name.startswith(("marlin24", "int8")):  # which become pack-quantized
         assert stored_entries(tmp_path / "back") == stored_entries(ROOT / name)  # as the package writes them
     for path in (ROOT / name, tmp_path / "m.zt", tmp_path / "back"):
         with ingot.open(path) as checkpoint:

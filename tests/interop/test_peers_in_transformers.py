@@ -28,6 +28,8 @@ RULES = {
     "int4": ("affine", 'bits = 4, group = 32, symmetric = true, scales = "bf16"'),
     "zero points": ("affine", 'bits = 4, group = 128, symmetric = false, scales = "bf16"'),
     "int8": ("affine", 'bits = 8, group = "row", symmetric = true, scales = "bf16"'),
+    "int8 zero points": ("affine", 'bits = 8, group = "row", symmetric = false, scales = "bf16"'),
+    "uneven groups": ("affine", 'bits = 4, group = 192, symmetric = true, scales = "bf16"'),
     "fp8": ("scaled_codebook", 'table = "f8_e4m3fn", group = [128, 128]'),
     "fp8 whole": ("scaled_codebook", 'table = "f8_e4m3fn", group = "tensor"'),
     "fp8 powers": ("scaled_codebook", 'table = "f8_e4m3fn", group = [128, 128], scales = "f8_e8m0fnu"'),
@@ -74,7 +76,7 @@ def loaded(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("rule", ["int4", "int8", "fp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("rule", ["int4", "uneven groups", "int8", "fp8", "mxfp4", "nvfp4"])
 def test_compressed_tensors(rule: str, model: Path, tmp_path: Path) -> None:
     folder = packed(model, tmp_path, rule, "compressed-tensors", ROUNDED if rule == "fp8" else "")
     peer = loaded(folder)
@@ -105,7 +107,9 @@ def test_tied_heads(rule: str, format: str, model: Path, tmp_path: Path) -> None
     assert torch.equal(logits(peer.train()), logits(load_model(folder)))
 
 
-@pytest.mark.parametrize("rule", ["int4", "zero points", "int8", "fp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "rule", ["int4", "zero points", "uneven groups", "int8", "int8 zero points", "fp8", "mxfp4", "nvfp4"]
+)
 def test_compressed_tensors_unpacks_what_we_packed(rule: str, model: Path, tmp_path: Path) -> None:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig

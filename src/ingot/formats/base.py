@@ -180,6 +180,35 @@ class ConfigKeys(Protocol):
 
 
 @runtime_checkable
+class ReadsConfig(Protocol):
+    """A format of folders whose ``config.json`` another file may complete."""
+
+    def read_config(self, store: Store) -> dict[str, Any]:
+        """Return ``config.json`` with what the other file adds."""
+        ...
+
+
+@runtime_checkable
+class EvenGroups(Protocol):
+    """A format in whose layers groups divide the columns; ``even_groups`` are the sizes that its programs run.
+
+    ``one_group``: all layers of a folder have groups of one size.
+    """
+
+    even_groups: tuple[int, ...]
+    one_group: bool
+
+
+@runtime_checkable
+class FitsSource(Protocol):
+    """A format in which settings of the source's ``config.json`` decide what layouts fit."""
+
+    def for_source(self, config: Mapping[str, Any]) -> Format:
+        """Return the format for weights of a folder with this ``config.json``."""
+        ...
+
+
+@runtime_checkable
 class TellsUnsaid(Protocol):
     """A format that writes a ``config.json`` and may keep in it what another said of activations."""
 
@@ -193,6 +222,20 @@ class Packs(Protocol):
     """A format whose packed layers are of some codecs, beside dense tensors."""
 
     codecs: tuple[str, ...]
+
+
+@runtime_checkable
+class PacksFolder(Packs, Protocol):
+    """A format of folders whose purpose is packed layers.
+
+    ``merges``: vLLM reads such folders, and multiplies by several matrices as one. ``dense_key`` is the key of
+    ``config.json`` that lists layers which stay dense; empty if the folder needs no list. ``how_to_quantize`` says how
+    dense weights become packed layers; empty if a folder without any is what the programs of the format read too.
+    """
+
+    merges: bool
+    dense_key: str
+    how_to_quantize: str
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ _ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
     ("gptq-planes", "ingot.formats.dialects.gptq:GptqPlanesFormat", _DIALECT),
     ("awq", "ingot.formats.dialects.awq:AwqFormat", _DIALECT),
     ("awq-gemv", "ingot.formats.dialects.awq:AwqGemvFormat", _DIALECT),
+    ("autoround", "ingot.formats.dialects.autoround:AutoRoundFormat", _DIALECT),
     ("compressed-tensors", "ingot.formats.dialects.compressed_tensors:CompressedTensorsFormat", _DIALECT),
     ("fp8", "ingot.formats.dialects.fp8:Fp8Format", _DIALECT),
     ("mxfp4", "ingot.formats.dialects.mxfp4:Mxfp4Format", _DIALECT),

@@ -49,9 +49,15 @@ class RecipeInfo:
     description: str
 
 
-# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight, aligned rows.
+# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight (signed or around
+# the point in the middle), aligned rows.
 _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    AffineLayout.codec: ({}, {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"}, {"bits": 8}),
+    AffineLayout.codec: (
+        {},
+        {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"},
+        {"bits": 8},
+        {"bits": 8, "signed": False, "zero_point": 128},
+    ),
     BlocksLayout.codec: ({}, {"whole": True}),
     MaskLayout.codec: ({}, {"row_alignment": WORD}),
     ScaledCodebookLayout.codec: (

@@ -77,7 +77,15 @@ _SIGNS = (
 )
 
 
-_OTHERS = tuple({other for sign in _SIGNS for other in sign.others})
+_ALONE = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".W_q": "HQQ",
+    "._weight_qdata": "torchao",
+    "._data._data": "quanto",
+}
+"""Ends of names that only packed codes have, whatever lies beside them."""
+_OTHERS = tuple({other for sign in _SIGNS for other in sign.others} | set(_ALONE))
 
 
 def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
@@ -111,4 +119,8 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
             other = next((stem + ending for ending in sign.others if stem + ending in names), None)
             if other is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
                 return Dialect(sign.name, f"{name}, beside {other}")
+    for name in tensors if any_ends(tensors, tuple(_ALONE)) else ():
+        ending = next((ending for ending in _ALONE if name.endswith(ending)), None)
+        if ending is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in _BYTES + _WORDS:
+            return Dialect(_ALONE[ending], name)
     return None

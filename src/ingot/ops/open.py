@@ -12,7 +12,7 @@ from typing import Any
 from ingot.codecs.table import CODECS
 from ingot.core.config import CONFIG, stored_config
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.formats.base import Catalog, ConfigKeys, Format
+from ingot.formats.base import Catalog, ConfigKeys, Format, ReadsConfig
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.index import unlisted_files
@@ -94,6 +94,8 @@ class Source:
         if not self.is_folder:
             return {}
         try:
+            if isinstance(self.format, ReadsConfig):
+                return self.format.read_config(self.store)
             return stored_config(self.store, "model.config")
         except IngotError:
             return {}

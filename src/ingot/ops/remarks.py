@@ -12,6 +12,8 @@ from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
 UNREAD = "open.unread"
+_SHOWN = ("torchfile.left-out", "gptq.format", "gptq.zero-points")
+"""Rules of a format's own remarks that every report shows."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 
 
@@ -20,7 +22,8 @@ def remarks(source: Source) -> list[tuple[str, str]]:
 
     ``open.unread``: the file holds tensors that its reader could not express.
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
-    ``torchfile.left-out``: what a file of torch holds beside the weights.
+    ``torchfile.left-out``: what a file of torch holds beside the weights. ``gptq.format``, ``gptq.zero-points``: a
+    folder of GPTQ contradicts itself, and how it is read.
     ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
     unread = describe_unread(source.catalog.unread)
@@ -31,7 +34,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     shard = _shard(source)
     if shard:
         notes.append(("open.one-shard", shard))
-    notes += [(rule, told) for rule, told in source.catalog.remarks if rule == "torchfile.left-out"]
+    notes += [(rule, text) for rule, text in source.catalog.remarks if rule in _SHOWN]
     unsaid = as_many(source.catalog.tensors).where(_is_unsaid)
     if unsaid:
         told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"

@@ -16,6 +16,7 @@ NAMES = {*CODECS, *map(file_id, CODECS)}
 # compressed-tensors, fields of a report.
 OTHER_WORDS = {
     "cli/plan.py": {"dense"},
+    "formats/dialects/compressed_keys.py": {"dense"},
     "formats/dialects/compressed_tensors.py": {"dense"},
     "formats/dialects/mlx.py": {"affine"},
     "ops/ane/plan.py": {"dense"},

@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ingot.errors import UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, taken_together
-from ingot.formats.dialects.columns import QSCALES, QWEIGHT, QZEROS, ColumnsDialect, unsupported
+from ingot.formats.dialects.columns import (
+    QSCALES,
+    QWEIGHT,
+    QZEROS,
+    ColumnsDialect,
+    Declared,
+    no_rule_is_asymmetric,
+    unsupported,
+)
+from ingot.formats.dialects.gptq_awq_keys import AWQ_KEYS
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.words import AWQ, AWQ_GEMV, WordsLayout
 from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array
 
 # Other versions of the same files: what kernels do with them when they are loaded.
 _GEMM = ("gemm", "exllama", "exllamav2", "ipex")
 _GEMV = "gemv"
+_ACTIVATION_SCALES = ".act.scales"
 
 
 class AwqFormat(ColumnsDialect):
@@ -26,6 +39,14 @@ class AwqFormat(ColumnsDialect):
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
     method = "awq"
     forms = (AWQ,)
+    keys = AWQ_KEYS
+    side_files: ClassVar[Mapping[str, str]] = {"quant_config.json": "awq", "quantize_config.json": "gptq"}
+    symmetric_key = "zero_point"
+    merges = True
+    dense_key = "modules_to_not_convert"
+    even_groups = (128, 64, 32)
+    one_group = True
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq"
     containers: ClassVar[Mapping[str, str]] = {"gemm": "awq", "gemv": "awq-gemv"}
     version: ClassVar[str] = "gemm"
 
@@ -33,23 +54,57 @@ class AwqFormat(ColumnsDialect):
         """Whether ``quantization_config`` names AWQ, and not gemv."""
         return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
-    def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the layers.
 
-        Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``; ``UnsupportedError``
-        ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise.
+        Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``, ``awq.zero-points``;
+        ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise;
+        ``awq.activation-scales``.
         """
-        version = _version(stated)
+        version = _version(quantization)
         if version not in (*_GEMM, _GEMV):
-            raise unsupported("awq.version", "version gemm or gemv", repr(version[:40]))
-        self.number(stated, ("bits", "w_bit"), 4, 4)
-        group = self.group(stated, ("group_size", "q_group_size"))
-        for stem in stems:
-            codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
-            lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
-            shape = (across * 8, lines) if version != _GEMV else (lines, across * 8)
-            layout = WordsLayout(self.forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
-            yield self.checked(entries, stem, shape, layout)
+            raise unsupported("awq.version", "one version, gemm or gemv", repr(version[:40]))
+        bits = self.number(quantization, ("bits", "w_bit"), 4, 4)
+        declared = self.declared(quantization, bits, self.group(quantization, ("group_size", "q_group_size")))
+        scaled = next((key for key in entries if key.endswith(_ACTIVATION_SCALES)), None)
+        if scaled is not None:
+            raise UnsupportedError(
+                "expected activations that are not divided by scales, which AutoAWQ's loader does and others do not",
+                rule="awq.activation-scales",
+                where=scaled,
+            )
+        layers = [self._layer(entries, stem, declared, version) for stem in stems]
+        fits = self.all_middle(entries, layers) if self.is_symmetric(quantization) else []
+        if not all(fits):
+            raise self.contradiction(layers[fits.index(False)])
+        yield from layers
+
+    def _layer(self, entries: Entries, stem: str, declared: Declared, version: str) -> Layer:
+        codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
+        lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
+        shape, group = (across * 8, lines), declared.group
+        if version == _GEMV:
+            shape = (lines, across * 8)
+        elif declared.rules and scales.shape:
+            group = self.group_of(declared, stem, lines, scales.shape[0])
+        layout = WordsLayout(self.forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
+        return self.checked(entries, stem, shape, layout)
+
+    def is_symmetric(self, quantization: Config) -> bool:
+        """Whether ``zero_point`` is false; ``sym`` says it for GPTQModel, and nothing beside ``zero_point``."""
+        point = quantization.get("zero_point")
+        symmetric = point is False or (point is None and quantization.get("sym") is True)
+        return symmetric and no_rule_is_asymmetric(quantization)
+
+    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """One line of words: in gemv without the words and bits behind the last group."""
+        width = layout.zero_shape(shape)[1]
+        line, mask = np.full(width, 0x88888888, np.uint32), np.full(width, 0xFFFFFFFF, np.uint32)
+        if layout.form == AWQ_GEMV:
+            full, more = divmod(layout.groups(shape[1]), 8)
+            mask[full:] = 0
+            mask[full : full + 1] = (1 << 4 * more) - 1
+        return line, mask
 
     def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
         """Zero points of 8, and of 0 where there is no group."""
@@ -94,6 +149,8 @@ class AwqGemvFormat(AwqFormat):
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
     forms = (AWQ_GEMV,)
     served = False
+    merges = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv"
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:
@@ -108,5 +165,8 @@ class AwqGemvFormat(AwqFormat):
         return super().refuses_layer(spec)
 
 
-def _version(stated: Config) -> str:
-    return str(stated.get("version", "gemm")).lower()
+def _version(quantization: Config) -> str:
+    """Return the layout that the configuration declares; GPTQModel and newer transformers call it ``format``."""
+    values = (quantization.get(key) for key in ("version", "format", "checkpoint_format"))
+    versions = dict.fromkeys(str(value).lower() for value in values if value is not None)
+    return " and ".join(versions) or "gemm"

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from ingot.core.config import CONFIG, parse_config, stored_config
-from ingot.errors import FormatError
+from ingot.core.config import CONFIG, MAX_CONFIG, parse_config, stored_config
+from ingot.core.names import role_of
+from ingot.errors import FormatError, IngotError
 from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.dialects.config_keys import Table, location_of, require_known_keys
 from ingot.formats.numbers import ConvertedSource
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, read_sharded
@@ -25,7 +27,7 @@ from ingot.formats.safetensors.writer import SafetensorsWriter, files_size
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.layouts.base import Layout, Shape
-from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec, TensorSpec
@@ -37,6 +39,19 @@ HUGGING_FACE = "quantization_config"
 PACKING_KEYS = ("quantization", HUGGING_FACE, "compression_config")
 """Keys of ``config.json`` that some dialect says its packing by; none of them is true of another's files."""
 
+PACKING_FILES = (
+    "hf_quant_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+    "quantize_config.json",
+    "quanto_qmap.json",
+)
+"""Files beside ``config.json`` in which programs describe how they packed a folder; they are true of that folder only.
+"""
+
+_SMALL_FLOATS = ("f8_", "f6_", "f4_")
+_INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32")
+_ROLES_WITH_CODES = ("head", "attention", "mlp", "ssm")
 _HEAD = "lm_head"
 _WITH_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
@@ -96,6 +111,13 @@ class Dialect(SafetensorsFormat):
     suffixes = ()
     config_keys: tuple[str, ...] = (HUGGING_FACE,)
     codecs: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[Table] = {}
+    """What the reader does with each key of the dialect's object in ``config.json``."""
+    side_files: ClassVar[Mapping[str, str]] = {}
+    """Files in which old releases describe the packing, beside a ``config.json`` without; and the ``quant_method`` of
+    one that states none."""
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of entries that only mean something beside packed codes: scales, zero points, states."""
 
     @property
     def rules(self) -> str:
@@ -116,6 +138,24 @@ class Dialect(SafetensorsFormat):
 
         Raises ``FormatError`` or ``UnsupportedError`` by the dialect's own rules.
         """
+
+    def quantization(self, config: Config) -> Config:
+        """Return the object of ``config.json`` that describes the packed layers; empty if there is none."""
+        return next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+
+    def check_keys(self, config: Config) -> None:
+        """Raise ``UnsupportedError`` ``interop.config-key`` for a key that is refused or not in the table."""
+        for key in self.config_keys:
+            if isinstance(config.get(key), dict):
+                require_known_keys(config[key], self.keys, self.name, location_of(key))
+
+    def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
+        """Return pairs of rule and message about a folder that is read although it contradicts itself."""
+        return ()
+
+    def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
+        """Yield an error for each layer whose stored numbers contradict ``config.json``; reads them."""
+        return iter(())
 
     def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
         """Return the packed layers of a folder; as ``layers``, where the files' metadata say nothing of them."""
@@ -140,9 +180,7 @@ class Dialect(SafetensorsFormat):
         Raises ``FormatError`` ``<rules>.config``.
         """
         config = {} if artifact.config is None else parse_config(artifact.config, f"{self.rules}.config", CONFIG)
-        if not self.claims_config(config):
-            return {}
-        return next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        return self.quantization(config) if self.claims_config(config) else {}
 
     def fitted(self, artifact: Artifact) -> Dialect:
         """Return the dialect as it writes this artifact: where entries depend on what else is in the folder.
@@ -152,29 +190,98 @@ class Dialect(SafetensorsFormat):
         return self
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``; raises ``FormatError`` ``<rules>.config``."""
-        return stored_config(store, f"{self.rules}.config")
+        """Return the folder's ``config.json``, with what its part for text, or a file beside it, says of packing.
+
+        Raises ``FormatError`` ``<rules>.config``.
+        """
+        config = self._main_config(store)
+        file = self._side_file(store, config)
+        if file is not None:
+            rule = f"{self.rules}.config"
+            stated = self.from_side_file(parse_config(store.read(file, MAX_CONFIG, rule), rule, file))
+            config[HUGGING_FACE] = {"quant_method": self.side_files[file], **stated}
+        return config
+
+    def from_side_file(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """Return what a file beside ``config.json`` says, as ``quantization_config`` would."""
+        return stated
+
+    def _main_config(self, store: Store) -> dict[str, Any]:
+        """Return ``config.json``; of a model of several parts, with what its part for text says of packing."""
+        config = stored_config(store, f"{self.rules}.config")
+        text = config.get("text_config")
+        if not _describes_packing(config) and isinstance(text, dict) and isinstance(text.get(HUGGING_FACE), dict):
+            config[HUGGING_FACE] = text[HUGGING_FACE]
+        return config
+
+    def _side_file(self, store: Store, config: Config) -> str | None:
+        if _describes_packing(config):
+            return None
+        return next((file for file in self.side_files if store.exists(file)), None)
 
     def entry(self, names: Sequence[str]) -> str | None:
         """Return what safetensors would, where there is a ``config.json``."""
         return super().entry(names) if CONFIG in names else None
 
     def confirms(self, store: Store) -> bool:
-        """Whether ``config.json`` says that layers are packed this way."""
-        return self.claims_config(self.read_config(store))
+        """Whether ``config.json`` says that layers are packed this way; or a file beside it does, and there are entries
+        of such layers: a conversion may have left the file beside weights that are dense."""
+        name = self.entry(store.names())
+        if name is None or not self.claims_config(self.read_config(store)):
+            return False
+        if self._side_file(store, self._main_config(store)) is None:
+            return True
+        catalog = SafetensorsFormat().read(store, name)
+        for source in catalog.sources:
+            source.close()
+        return any(key.endswith(self.companions) for key in catalog.tensors)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; there are no digests to verify. Raises what safetensors and ``layers`` raise."""
+        """Validate and locate; there are no digests to verify.
+
+        Raises what safetensors and ``layers`` raise; ``UnsupportedError`` ``interop.config-key``; ``FormatError``
+        ``<rules>.parts``: packed codes without their scales, or scales without their codes.
+        """
         config = self.read_config(store) if CONFIG in store.names() else {}
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
+        entries = catalog.tensors
+        if not self.claims_config(config):
+            return catalog
         try:
-            layers = self.layers_in(catalog, config) if self.claims_config(config) else ()
-            return replace(catalog, tensors=_joined(catalog.tensors, layers, self.rules))
+            self.check_keys(config)
+            layers = self.layers_in(catalog, config)
+            tensors = _joined(entries, layers, self.rules)
+            self.require_complete(entries, config, layers)
+            remarks = (*catalog.remarks, *self.remarks(entries, config, layers))
+            check = partial(self.check_layers, entries, config, layers)
+            return replace(catalog, tensors=tensors, remarks=remarks, check_files=check)
         except BaseException:
             for source in catalog.sources:
                 source.close()
             raise
+
+    def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
+        """Raise ``FormatError`` ``<rules>.parts`` for codes or scales that belong to no layer: as a dense tensor they
+        would be numbers without a meaning."""
+        used = {key for layer in layers for key in (*layer.parts.values(), *layer.also)}
+        for key in entries:
+            if key in used:
+                continue
+            if self.companions and key.endswith(self.companions):
+                raise FormatError(
+                    f"{self.rules}.parts",
+                    "expected the packed weight that this entry belongs to, found none; get the folder again, or "
+                    "remove the entry if the layer is dense",
+                    where=key,
+                )
+            if is_packed_weight(key, entries[key]):
+                raise FormatError(
+                    f"{self.rules}.parts",
+                    f"expected scales beside this packed weight ({entries[key].dtype} {list(entries[key].shape)}), "
+                    "found none; get the folder again",
+                    where=key,
+                )
 
     def config_of(self, artifact: Artifact) -> bytes:
         """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
@@ -201,7 +308,14 @@ class Dialect(SafetensorsFormat):
 
 
 class PackingDialect(Dialect):
-    """A dialect whose packed layers are written too."""
+    """A dialect whose packed layers are written too.
+
+    The three attributes are those of ``PacksFolder``.
+    """
+
+    merges: ClassVar[bool] = False
+    dense_key: ClassVar[str] = ""
+    how_to_quantize: ClassVar[str]
 
     @abstractmethod
     def refuses_layer(self, spec: TensorSpec) -> str | None:
@@ -213,7 +327,12 @@ class PackingDialect(Dialect):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor; None if it can."""
-        return self.refuses_layer(spec) if spec.codec in self.codecs else SafetensorsFormat.refuses(self, spec)
+        if spec.codec in self.codecs:
+            return self.refuses_layer(spec)
+        reason = SafetensorsFormat.refuses(self, spec)
+        if reason is None or spec.codec == DenseLayout.codec:
+            return reason
+        return f"its packed layers are {' or '.join(self.codecs)}, this tensor is {spec.codec}"
 
     def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
         """Return the entries that a tensor takes in a file."""
@@ -235,6 +354,10 @@ class DialectWriter(SafetensorsWriter):
         sink.truncate(len(self._config))
         sink.close()
         return [*names, CONFIG]
+
+
+def _describes_packing(config: Config) -> bool:
+    return any(config.get(key) is not None for key in PACKING_KEYS)
 
 
 def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,6 +416,15 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
 
 def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
     return make(bytes(stored.view()))
+
+
+def is_packed_weight(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor that belongs to no layer can only be the codes of one: dense weights have other types."""
+    if len(tensor.shape) < 2 or not tensor.size:
+        return False
+    if tensor.dtype.startswith(_SMALL_FLOATS):
+        return True
+    return tensor.dtype in _INTEGERS and (name.endswith(WEIGHT) or role_of(name) in _ROLES_WITH_CODES)
 
 
 def tied_head(artifact: Artifact) -> list[str]:

@@ -15,6 +15,7 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
+from ingot.formats.dialects.config_keys import Key, irrelevant, repeated, used
 from ingot.formats.dialects.floats import config_dtype, layout_to_write, module_names, present
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -43,12 +44,40 @@ _LIMIT = 1 << 16  # bytes of a state
 _FACTOR = float(np.float32(7.874015718698502e-3))  # 1 / 127
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    **repeated(
+        irrelevant("bits and table of the codes; each layer's own state says them"),
+        "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant",
+    ),
+    "bnb_4bit_compute_dtype": irrelevant("the type that the loading program computes in"),
+    "bnb_4bit_quant_storage": used("the type under which bytes of codes are stored"),
+    **repeated(
+        irrelevant("a setting of the program that loads the folder"),
+        "llm_int8_threshold llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight",
+    ),
+    "llm_int8_skip_modules": irrelevant("which layers are dense; the entries show it"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
+}
+"""What the reader does with each key."""
+
+
 class BitsandbytesFormat(PackingDialect):
     """``X.weight`` (U8) with ``absmax``, ``quant_map`` and a state in JSON; or ``X.weight`` (I8) with ``X.SCB``."""
 
     name = "bitsandbytes"
     summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"
     codecs = (ScaledCodebookLayout.codec,)
+    keys = KEYS
+    dense_key = "llm_int8_skip_modules"
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
+        '"high_first" }'
+    )
+    companions = (
+        *(".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format"),
+        *(_STATE + name for name in _TYPES),
+    )
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is bitsandbytes."""
@@ -69,6 +98,21 @@ class BitsandbytesFormat(PackingDialect):
             elif entry.dtype == "u8" and key + ".absmax" in entries:
                 raise FormatError("bitsandbytes.parts", f"expected {key + _STATE}nf4 or fp4 beside it", where=key)
         return found
+
+    def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
+        """Also refuse bytes of codes that are stored as floats (``bnb_4bit_quant_storage``), in one column."""
+        super().require_complete(entries, config, layers)
+        if self.quantization(config).get("bnb_4bit_quant_storage") in (None, "uint8"):
+            return
+        used = {key for layer in layers for key in layer.parts.values()}
+        for key in entries:
+            shape = entries[key].shape if key.endswith(WEIGHT) and key not in used else ()
+            if len(shape) == 2 and shape[0] > 1 and shape[1] == 1:
+                raise FormatError(
+                    "bitsandbytes.parts",
+                    f"expected {key + _STATE}nf4 or fp4 beside this column of codes, found none; get the folder again",
+                    where=key,
+                )
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
         """Why a tensor cannot be a layer of four bits; None if it can."""

@@ -125,8 +125,8 @@ def refuses_floats(spec: TensorSpec) -> str | None:
         return layout
     if format_of(layout) is None:
         return f"its layers of floats are {', '.join(_PACKS)} and float-quantized, found another table or other scales"
-    if isinstance(layout.grid, Group) and spec.shape[1] % 32:
-        return f"its groups are of rows in 32s, found {spec.shape[1]} columns"
+    if isinstance(layout.grid, Group) and (spec.shape[1] % 32 or spec.shape[1] % layout.grid.columns):
+        return f"its groups divide the columns, which come in 32s, found {layout.grid.columns} of {spec.shape[1]}"
     return None
 
 

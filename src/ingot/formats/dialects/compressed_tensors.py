@@ -12,12 +12,14 @@ from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, L
 from ingot.formats.dialects.compressed_floats import float_kind, float_layer, float_pieces, format_of, refuses_floats
 from ingot.formats.dialects.compressed_integers import (
     G_IDX,
+    MARLIN_SCALE,
     PACKED_WEIGHT,
     SCALE,
     SHAPE,
     ZERO_POINT,
     integer_layers,
 )
+from ingot.formats.dialects.compressed_keys import KEYS as CONFIG_KEYS
 from ingot.formats.dialects.compressed_settings import KEYS, KV_CACHE, Said, Settings, brief, form_of
 from ingot.formats.dialects.floats import FP8, config_dtype
 from ingot.formats.safetensors.pieces import Piece
@@ -37,13 +39,14 @@ from ingot.model.layouts.affine import (
 from ingot.model.layouts.base import Described
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
-from ingot.model.layouts.words import INTS, ORDER, PACKED, WordsLayout, words
+from ingot.model.layouts.words import INTS, PACKED, WordsLayout, words
 from ingot.model.spec import TensorSpec
 
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
 INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "marlin-24")
 FORMATS = (*INTEGERS, "dense", "mixed-precision", *FLOATS)
 """What ``format`` may say; of mixed-precision each group says its own."""
+_ORDERS = ("group", "dynamic", True)
 METHODS = ("compressed-tensors", "sparseml")
 
 
@@ -58,7 +61,6 @@ class Kind(NamedTuple):
     scales: str | None = None
     type: str = "int"
     symmetric: bool = True
-    ordered: bool = False
 
 
 class CompressedTensorsFormat(PackingDialect):
@@ -67,11 +69,27 @@ class CompressedTensorsFormat(PackingDialect):
     name = "compressed-tensors"
     summary = "a folder of compressed-tensors: dense tensors, and integers in words or bytes, FP8, NVFP4 and MX formats"
     config_keys = (HUGGING_FACE, "compression_config")
+    keys = CONFIG_KEYS
+    companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
     codecs = (AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec)
+    merges = True
+    dense_key = "ignore"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = "--recipe int4 or --recipe int8"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """``settings``: what the source's configuration says of activations, if it is a folder of this format."""
+        self._settings = settings
+
+    def for_source(self, config: Config) -> CompressedTensorsFormat:
+        """Return the format for weights of a folder with this ``config.json``: integers of 8 bits stay bytes only in
+        layers whose inputs are quantized."""
+        return CompressedTensorsFormat(Settings(self.quantization(config)) if self.claims_config(config) else None)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names it, with formats that are read."""
-        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        stated = self.quantization(config)
         if stated.get("quant_method") not in METHODS or "config_groups" not in stated:
             return False
         return all(format in FORMATS for format in _formats(stated))
@@ -82,7 +100,7 @@ class CompressedTensorsFormat(PackingDialect):
         Raises ``FormatError`` ``compressed-tensors.config``, ``.parts``, ``.dtype``, ``.shape``, ``.order``;
         ``UnsupportedError`` ``compressed-tensors.format``: weights in other types.
         """
-        stated = next(config[key] for key in self.config_keys if isinstance(config.get(key), dict))
+        stated = self.quantization(config)
         widths = _widths(stated)
         found = [*integer_layers(entries, widths), *_float_layers(entries, stated, config_dtype(config))]
         taken = {key for layer in found for key in (*layer.parts.values(), *layer.also)}
@@ -93,6 +111,8 @@ class CompressedTensorsFormat(PackingDialect):
                     rule="compressed-tensors.format",
                     where=key,
                 )
+        if _all_ordered(stated):
+            _require_orders(entries, found)
         return found
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
@@ -107,10 +127,15 @@ class CompressedTensorsFormat(PackingDialect):
             return "its packed layers are uncompressed"
         if isinstance(layout, ScaledCodebookLayout):
             return refuses_floats(spec)
-        if isinstance(layout, WordsLayout):
-            return None if layout.form in (PACKED, INTS) else f"its words are of the form {PACKED}, not {layout.form}"
-        assert isinstance(layout, AffineLayout)
-        return _refuses_rows(spec, layout)
+        assert isinstance(layout, AffineLayout | WordsLayout)
+        reason = _refuses_words(spec, layout) if isinstance(layout, WordsLayout) else _refuses_rows(spec, layout)
+        if reason is None and _kind(layout).format == "int-quantized" and not self._quantizes_inputs(spec, layout):
+            return "its integers in bytes are for layers whose inputs are quantized too; weights alone are in words"
+        return reason
+
+    def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | WordsLayout) -> bool:
+        said = None if self._settings is None else self._settings.of(spec.name.removesuffix(WEIGHT), _form(layout))
+        return bool(said and said.get(KEYS[0]))
 
     def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
         """``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero points."""
@@ -134,8 +159,6 @@ class CompressedTensorsFormat(PackingDialect):
         ]
         if isinstance(layout, WordsLayout) and ZEROS in sizes:
             pieces.append(Piece(ZEROS, stem + ZERO_POINT, dtype, layout.zero_shape(spec.shape), sizes[ZEROS]))
-        if ORDER in sizes:
-            pieces.append(Piece(ORDER, stem + G_IDX, "i32", (cols,), sizes[ORDER]))
         if packed:
             content = np.array(spec.shape, "<i8").tobytes()
             pieces.append(Piece("shape", stem + SHAPE, "i64", (2,), 16, lambda: content))
@@ -196,7 +219,7 @@ class CompressedTensorsFormat(PackingDialect):
 
     def activations(self, config: Config) -> Mapping[str, str]:
         """``input_activations`` and ``output_activations`` of all groups, and ``kv_cache_scheme``."""
-        stated: Config = next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        stated = self.quantization(config)
         settings = list(Settings(stated))
         every = {key: sorted({brief(said[key]) for said in settings if key in said}) for key in KEYS}
         found = {key: "; ".join(values) for key, values in every.items() if values}
@@ -223,12 +246,26 @@ class CompressedTensorsFormat(PackingDialect):
         return [*told, *(f"{text} of {count} layers" for text, count in lost.items())]
 
 
+def _refuses_words(spec: TensorSpec, layout: WordsLayout) -> str | None:
+    """Why integers in words are none of its own."""
+    if layout.form not in (PACKED, INTS):
+        return f"its words are of the form {PACKED}, not {layout.form}"
+    if layout.order:
+        return "columns of a group lie side by side in it: newer releases and vLLM refuse any other order"
+    return _refuses_group(layout.group, spec.shape[1])
+
+
+def _refuses_group(group: int | None, cols: int) -> str | None:
+    return f"its groups divide the columns, found {group} of {cols}" if group and cols % group else None
+
+
 def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
     """Why integers row by row are none of its own."""
     if layout.packing != ROWS_LSB or layout.zeros or layout.matrix or layout.block:
         return "its codes go row by row, low bits first, and zero points are packed integers"
-    if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
-        return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
+    uneven = _refuses_group(layout.group_size, spec.shape[1])
+    if uneven:
+        return uneven
     words_of_rows = spec.shape[1] * layout.bits % 32 == 0 and not layout.per_tensor
     middle = not layout.signed and layout.zero == Constant(1 << (layout.bits - 1))
     if (middle and words_of_rows) or (layout.signed and layout.bits == 8 and layout.zero == NO_ZERO):
@@ -247,6 +284,25 @@ def _formats(stated: Config) -> Iterator[Any]:
     for group in _groups(stated).values():
         if isinstance(group, dict):
             yield group.get("format") or "dense"
+
+
+def _all_ordered(stated: Config) -> bool:
+    """Whether groups of columns are no runs of columns in every group of layers that has groups of columns."""
+    weights = [group.get("weights") for group in _groups(stated).values() if isinstance(group, dict)]
+    grouped = [kind for kind in weights if isinstance(kind, dict) and form_of(kind)[3] == "group"]
+    return bool(grouped) and all(kind.get("actorder") in _ORDERS for kind in grouped)
+
+
+def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
+    """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer whose groups are stated to be no runs of columns,
+    without the entry that says of which group each column is."""
+    for layer in layers:
+        layout, key = layer.layout, layer.name.removesuffix(WEIGHT) + G_IDX
+        group = layout.group_size if isinstance(layout, AffineLayout) else getattr(layout, "group", None)
+        if group is not None and key not in entries:
+            raise FormatError(
+                "compressed-tensors.parts", f"expected {key!r}, as actorder in config.json says", where=layer.name
+            )
 
 
 def _widths(stated: Config) -> tuple[int, ...]:
@@ -296,7 +352,7 @@ def _kind(layout: Any) -> Kind:
         format = "pack-quantized" if layout.form == PACKED else "int-quantized"
         strategy = "channel" if layout.group is None else "group"
         symmetric = isinstance(layout.zero, Constant)
-        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric, ordered=layout.order)
+        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric)
     grid = layout.grid
     strategy = "tensor" if isinstance(grid, Whole) else "channel" if isinstance(grid, Row) else "group"
     return Kind("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
@@ -304,7 +360,10 @@ def _kind(layout: Any) -> Kind:
 
 def _form_before(was: Described) -> tuple[Any, ...] | None:
     """Return what a group says of the weights of a layer that was read; None where none that is written says it."""
-    layout = layout_of(was)
+    return _form(layout_of(was))
+
+
+def _form(layout: Any) -> tuple[Any, ...] | None:
     if isinstance(layout, ScaledCodebookLayout) and format_of(layout) is None:
         return None
     if isinstance(layout, AffineLayout) and not isinstance(layout.grid, Whole | Row | Group):
@@ -321,7 +380,7 @@ def _weights_stated(kind: Kind) -> dict[str, Any]:
         "group_size": kind.group,
         "block_structure": None if kind.block is None else list(kind.block),
         "dynamic": False,
-        "actorder": "group" if kind.ordered else None,
+        "actorder": None,
         "observer": "minmax",
         "observer_kwargs": {},
         **({"scale_dtype": kind.scales, "zp_dtype": kind.scales} if kind.scales else {}),

@@ -8,7 +8,9 @@ from typing import Any
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.compressed_keys import ACTIVATIONS
 from ingot.formats.dialects.compressed_settings import brief
+from ingot.formats.dialects.config_keys import Key, irrelevant, refused, repeated, used
 from ingot.formats.dialects.floats import (
     FP8,
     POWERS,
@@ -46,6 +48,30 @@ _SCHEME, _STATIC, _DYNAMIC = "activation_scheme", "static", "dynamic"
 _INPUTS = (".input_scale", ".activation_scale")  # vLLM's name and transformers'
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "fmt": refused("floats of another type", "e4m3", "e5m2"),
+    _BLOCK: used("rows and columns of a block"),
+    _SCHEME: used("how inputs are quantized"),
+    _SCALE_KIND: used("whether scales are powers of two; their type shows it"),
+    _BOUND: used("the bound of scales of inputs"),
+    "expert_dtype": refused("experts of another type", "fp8", "fp4"),
+    "kv_cache_scheme": used("how keys and values are quantized", ACTIVATIONS),
+    "dequantize": irrelevant("a setting of the program that loads the folder"),
+    "store_dtype": refused("the loading program stores experts in another type"),
+    **repeated(
+        irrelevant("which layers are packed; the types of the entries show it"),
+        "modules_to_not_convert modules_to_convert ignored_layers",
+    ),
+    **repeated(irrelevant("the name of the layout; shapes of the scales show it"), "method format weight_scale_method"),
+    "weight_scale_semantics": refused("scales are divided by", "inverse"),
+    **repeated(
+        irrelevant("a setting of the run that quantized the model"), "bits group_size desc_act sym lm_head meta"
+    ),
+}
+"""What the reader does with each key."""
+
+
 class Fp8Format(PackingDialect):
     """``X.weight`` (F8_E4M3) and ``X.weight_scale_inv`` or ``X.weight_scale``, which it is multiplied by.
 
@@ -55,6 +81,13 @@ class Fp8Format(PackingDialect):
     name = "fp8"
     summary = "a folder of FP8 weights with a scale per block (DeepSeek, Qwen), row or matrix"
     codecs = (ScaledCodebookLayout.codec,)
+    keys = KEYS
+    merges = True
+    dense_key = "modules_to_not_convert"
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f8_e4m3fn", group = [128, 128] }'
+    )
+    companions = (_INVERSE, WEIGHT + _SCALE)
 
     def __init__(self, grid: Grid | None = None) -> None:
         """``grid``: that of all layers of a folder that is written; each layer's own where none is known."""

@@ -10,11 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.core.config import MAX_CONFIG, parse_config
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, taken_together
-from ingot.formats.dialects.columns import QSCALES, QWEIGHT, QZEROS, ColumnsDialect, unsupported
-from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.formats.dialects.columns import (
+    QSCALES,
+    QWEIGHT,
+    QZEROS,
+    ColumnsDialect,
+    Declared,
+    no_rule_is_asymmetric,
+    unsupported,
+    words_layout,
+)
+from ingot.formats.dialects.gptq_awq_keys import GPTQ_KEYS
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
@@ -22,10 +30,8 @@ from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
 from ingot.model.layouts.words import FORMS, GPTQ, GPTQ_PLANES, GPTQ_V1, ORDER, PLANES, WordsLayout
 from ingot.model.spec import TensorSpec
-from ingot.model.store import Store
 from ingot.model.tensor import Array
 
-OLD_CONFIG = "quantize_config.json"
 G_IDX = ".g_idx"
 V1, V2, PLANAR = "gptq", "gptq_v2", "gptq_p"
 _FORMATS: Mapping[str, Mapping[int, str]] = {
@@ -46,6 +52,15 @@ class GptqFormat(ColumnsDialect):
     method = "gptq"
     forms = (GPTQ, GPTQ_V1)
     orders = True
+    keys = GPTQ_KEYS
+    side_files: ClassVar[Mapping[str, str]] = {"quantize_config.json": "gptq"}
+    companions = (*ColumnsDialect.companions, G_IDX)
+    symmetric_key = "sym"
+    merges = True
+    dense_key = "dynamic"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq"
     containers: ClassVar[Mapping[str, str]] = {"stream": "gptq", "planes": "gptq-planes"}
 
     def __init__(self, kind: str = V1) -> None:
@@ -54,7 +69,7 @@ class GptqFormat(ColumnsDialect):
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names GPTQ, and not planes."""
-        return super().claims_config(config) and config[HUGGING_FACE].get("checkpoint_format") != PLANAR
+        return super().claims_config(config) and declared_format(config[HUGGING_FACE]) != PLANAR
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
         """Codes in planes are of the container ``planes``."""
@@ -73,27 +88,6 @@ class GptqFormat(ColumnsDialect):
             raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
         return GptqFormat(V2 if GPTQ in forms else V1)
 
-    def read_config(self, store: Store) -> dict[str, Any]:
-        """Return ``config.json``, with what AutoGPTQ once wrote into a file of its own."""
-        config = super().read_config(store)
-        if HUGGING_FACE not in config and OLD_CONFIG in store.names():
-            old = parse_config(store.read(OLD_CONFIG, MAX_CONFIG, "gptq.config"), "gptq.config", OLD_CONFIG)
-            config[HUGGING_FACE] = {**old, "quant_method": old.get("quant_method", self.method)}
-        return config
-
-    def confirms(self, store: Store) -> bool:
-        """Whether ``config.json`` names GPTQ, or AutoGPTQ's own file does and there are packed layers: a conversion may
-        have left that file beside weights that are none."""
-        if HUGGING_FACE in super().read_config(store):
-            return super().confirms(store)
-        name = self.entry(store.names())
-        if OLD_CONFIG not in store.names() or name is None:
-            return False
-        catalog = SafetensorsFormat().read(store, name)
-        for source in catalog.sources:
-            source.close()
-        return super().confirms(store) and any(key.endswith(QWEIGHT) for key in catalog.tensors)
-
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return a layer for every ``X.qweight``.
 
@@ -107,25 +101,74 @@ class GptqFormat(ColumnsDialect):
             )
         return layers
 
-    def layers_of(self, entries: Entries, stated: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups."""
-        kind = stated.get("checkpoint_format", "gptq")
-        if not isinstance(kind, str) or kind not in _FORMATS:
-            raise unsupported("gptq.format", f"checkpoint_format {', '.join(_FORMATS)}", repr(str(kind)[:40]))
-        usual = self.number(stated, ("bits",), 1, 8), self.group(stated)
-        differ = bool(stated.get("dynamic"))
-        for stem in stems:
-            codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
-            order = self._order(entries, stem, scales.shape)
-            if order is None and stated.get("desc_act") is True:
-                raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
-            (lines, outputs), (bits, group) = (codes.shape if len(codes.shape) == 2 else (0, 0)), usual
-            cols = order.size if order is not None else lines * 32 // bits
-            if differ and order is not None and cols:
-                bits, group = lines * 32 // cols, _run(order)
-            layout = WordsLayout(_form(kind, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
-            layer = self.checked(entries, stem, (outputs, cols), layout)
-            yield layer if order is None else _ordered(layer, layout, order, stem)
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
+        """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups.
+
+        A folder of symmetric codes has one zero point, by which the two layouts of zero points differ: if no layer fits
+        the declared layout and all fit the other one, the folder is read in the other one (``remarks``).
+        """
+        name = declared_format(quantization)
+        if name not in _FORMATS:
+            raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(name[:40]))
+        bits, group = self.number(quantization, ("bits",), 1, 8), self.group(quantization)
+        declared, ordered = self.declared(quantization, bits, group), quantization.get("desc_act") is True
+        layers = [self._layer(entries, stem, declared, name, ordered=ordered) for stem in stems]
+        if not self.is_symmetric(quantization):
+            yield from layers
+            return
+        fits = self.all_middle(entries, layers)
+        others = [other for layer in layers if (other := _other_zero_points(layer)) is not None]
+        if layers and not any(fits) and len(others) == len(layers) and all(self.all_middle(entries, others)):
+            yield from others
+            return
+        if not all(fits):
+            raise self.contradiction(layers[fits.index(False)])
+        yield from layers
+
+    def _layer(self, entries: Entries, stem: str, declared: Declared, format: str, *, ordered: bool) -> Layer:
+        _, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
+        order = self._order(entries, stem, scales.shape)
+        if order is None and ordered:
+            raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
+        rows, cols, bits, group = self.shape_of(entries, stem, declared)
+        if order is not None:
+            if declared.rules:
+                runs, groups = bool((np.diff(order) >= 0).all()), scales.shape[0] if scales.shape else 0
+                group = _run(order) if runs else self.group_of(declared, stem, order.size, groups)
+            cols = order.size
+        layout = WordsLayout(_form(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
+        layer = self.checked(entries, stem, (rows, cols), layout)
+        return layer if order is None else _ordered(layer, layout, order, stem)
+
+    def is_symmetric(self, quantization: Config) -> bool:
+        """Whether ``sym`` is true, and no rule in ``dynamic`` says otherwise."""
+        return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
+
+    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """One line of words, without the bits behind its last zero point."""
+        bits, rows = layout.bits, shape[0]
+        planes = PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),)
+        period = np.frombuffer(_period(layout.point - (layout.form == GPTQ_V1), planes), "<u4")
+        line = np.resize(period, layout.zero_shape(shape)[1])
+        mask = np.full(line.size, 0xFFFFFFFF, np.uint32)
+        if layout.form == GPTQ_PLANES:
+            mask[rows // 32 * bits :] = 0
+        elif rows * bits % 32:
+            mask[-1] = (1 << rows * bits % 32) - 1
+        return line, mask
+
+    def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
+        """``gptq.format``: two keys state different formats. ``gptq.zero-points``: the stated one does not fit."""
+        quantization, remarks = self.quantization(config), []
+        declared, older = declared_format(quantization), quantization.get("checkpoint_format")
+        if older is not None and str(older).lower() != declared:
+            text = f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: read by format, as GPTQModel"
+            remarks.append(("gptq.format", f"{text} does; transformers and vLLM read checkpoint_format"))
+        read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).form) if layers else None
+        if declared in (V1, V2) and read is not None and read != declared:
+            text = f"zero points are stored as in {read}, although config.json states {declared}: with sym true only"
+            remarks.append(("gptq.zero-points", f"{text} {read} gives the middle one; read as {read}"))
+        return remarks
 
     def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
         """Return the group of each column, checked; None where the file does not say."""
@@ -203,13 +246,15 @@ class GptqPlanesFormat(GptqFormat):
     )
     forms = (GPTQ, GPTQ_PLANES)
     served = False
+    merges = False
+    how_to_quantize = "ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes"
 
     def __init__(self) -> None:
         super().__init__(PLANAR)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization_config`` names GPTQ, and planes."""
-        return ColumnsDialect.claims_config(self, config) and config[HUGGING_FACE].get("checkpoint_format") == PLANAR
+        return ColumnsDialect.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
 
     def refuses_layer(self, spec: TensorSpec) -> str | None:
         """Codes that are read as planes lie in planes."""
@@ -223,13 +268,30 @@ class GptqPlanesFormat(GptqFormat):
         return self
 
 
-def _form(kind: str, bits: int, stem: str) -> str:
-    known = _FORMATS[kind]
-    if bits not in known:
+def declared_format(quantization: Config) -> str:
+    """Return the layout that the configuration declares: ``format`` comes before ``checkpoint_format``, as in
+    GPTQModel."""
+    values = (quantization.get(key) for key in ("format", "checkpoint_format"))
+    value = next((value for value in values if value is not None), V1)
+    return value.lower() if isinstance(value, str) else repr(value)
+
+
+def _other_zero_points(layer: Layer) -> Layer | None:
+    """Return the layer with its zero points read as the other of v1 and v2 has them; None in planes."""
+    layout = words_layout(layer)
+    other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.form)
+    return None if other is None else replace(layer, layout=replace(layout, form=other))
+
+
+def _form(format: str, bits: int, stem: str) -> str:
+    forms = _FORMATS[format]
+    if bits not in forms:
         raise UnsupportedError(
-            f"expected {', '.join(map(str, sorted(known)))} bits in {kind}, found {bits}", rule="gptq.bits", where=stem
+            f"expected {', '.join(map(str, sorted(forms)))} bits in {format}, found {bits}",
+            rule="gptq.bits",
+            where=stem,
         )
-    return known[bits]
+    return forms[bits]
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:

@@ -8,6 +8,7 @@ from math import prod
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.config_keys import ANY, Key, irrelevant, used
 from ingot.formats.dialects.floats import dtype_named
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS
 from ingot.model.layouts.dense import DATA
@@ -30,6 +31,21 @@ _HEAD = 1 << 16
 _SIGNS = ((b'.W_q"',), (b'.nbits"', b'.axis"'))
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "quant_config": irrelevant(
+        "bits, groups and axis; each layer's own settings say them", {ANY: irrelevant("one of them")}
+    ),
+    "dynamic_config": irrelevant("layers that differ; each layer's own settings say how"),
+    "skip_modules": irrelevant("which layers are dense; the entries show it"),
+    "nbits": irrelevant("each layer's own settings say it"),
+    "group_size": irrelevant("each layer's own settings say it"),
+    "axis": irrelevant("each layer's own settings say it"),
+    "view_as_float": irrelevant("each layer's own settings say it"),
+}
+"""What the reader does with each key."""
+
+
 class HqqFormat(Dialect):
     """``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
 
@@ -37,6 +53,9 @@ class HqqFormat(Dialect):
     summary = (
         "a folder of HQQ: dense tensors, and layers of 1, 2, 3, 4 or 8 bits in groups of rows or columns; read only"
     )
+
+    keys = KEYS
+    companions = (_CODES, _ZERO, _PACKING, _AXIS, ".nbits", *_NESTED)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is hqq, or nothing is said: the package's own files have no configuration."""

@@ -10,6 +10,7 @@ from typing import Any
 from ingot.core.config import CONFIG
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
+from ingot.formats.dialects.config_keys import Key, location_of, require_known_keys, used
 from ingot.formats.dialects.floats import config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
 from ingot.formats.usage import PROMPT, Made
@@ -21,6 +22,14 @@ from ingot.model.spec import TensorSpec
 
 SCALES, BIASES = ".scales", ".biases"
 KEYS = ("quantization", "quantization_config")
+AUTOROUND_METHODS = ("auto-round", "intel/auto-round", "auto_round")
+AUTOROUND_PACKINGS = ("mlx", "auto_round:mlx")
+"""How AutoRound calls itself, and the layout here: its own object then stands under ``quantization_config``."""
+_GRID_KEYS: Mapping[str, Key] = {
+    "bits": used("bits of a code"),
+    "group_size": used("columns of a group"),
+    "mode": used("integers with an offset, or floats with fewer bits"),
+}
 MODE = "affine"
 FLOATS = {
     "mxfp4": (4, 32, "f4_e2m1fn", "f8_e8m0fnu"),
@@ -68,15 +77,25 @@ class MlxFormat(PackingDialect):
     summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits and small floats as MLX packs them"
     config_keys = KEYS
     codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
+    companions = (SCALES, BIASES)
+    even_groups = GROUPS[::-1]
+    one_group = False
+    how_to_quantize = ""  # mlx_lm loads dense weights too
     one_head = True
     rounds_steps = True
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization`` is that of an MLX folder with packed layers."""
         stated, other = config.get("quantization"), config.get("quantization_config")
-        if isinstance(other, dict) and other.get("quant_method"):
+        if isinstance(other, dict) and other.get("quant_method") and not _is_autoround(other):
             return False  # what another program packed
         return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
+
+    def check_keys(self, config: Config) -> None:
+        """Raise ``UnsupportedError`` ``interop.config-key``: every other key is the path of a layer."""
+        stated = config["quantization"]
+        paths = {path: used("a layer", _GRID_KEYS) for path, value in stated.items() if isinstance(value, bool | dict)}
+        require_known_keys(stated, {**paths, **_GRID_KEYS}, self.name, location_of("quantization"))
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Three entries are a layer; two where it is of small floats.
@@ -131,6 +150,11 @@ class MlxFormat(PackingDialect):
     def commands(self, made: Made) -> Sequence[Sequence[str]]:
         """mlx_lm's, of a model's folder."""
         return [("mlx_lm.generate", "--model", made.path, "--prompt", PROMPT)] if made.generates else []
+
+
+def _is_autoround(stated: Config) -> bool:
+    """Whether AutoRound wrote a folder with layers as here."""
+    return stated.get("quant_method") in AUTOROUND_METHODS and stated.get("packing_format") in AUTOROUND_PACKINGS
 
 
 def quantization_of(config: Config) -> Quantization:

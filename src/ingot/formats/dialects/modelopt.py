@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.compressed_keys import GROUP
 from ingot.formats.dialects.compressed_settings import brief
+from ingot.formats.dialects.config_keys import ANY, Key, irrelevant, refused, used
 from ingot.formats.dialects.floats import (
     FP4,
     FP8,
@@ -33,9 +35,49 @@ from ingot.model.spec import TensorSpec
 
 _SCALE, _SECOND, _FACTORS = "_scale", "_scale_2", ".pre_quant_scale"
 _INT4 = "W4A16_AWQ"
+_SIDE_FILE = "hf_quant_config.json"
 _KV_CACHE = ("kv_cache_quant_algo", "kv_cache_scheme")
 _ALGORITHM = "quant_algo"
-_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", _INT4, "MIXED_PRECISION")
+_LAYER_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", _INT4)
+_ALGORITHMS = (*_LAYER_ALGORITHMS, "MIXED_PRECISION")
+
+
+_LAYER: Mapping[str, Key] = {
+    _ALGORITHM: refused("weights of this layer are packed otherwise", *_LAYER_ALGORITHMS),
+    "group_size": used("columns of a group; shapes show it"),
+    "has_zero_point": refused("integers have zero points"),
+    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+    "awq_block_size": used("columns of a group; shapes show it"),
+}
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    _ALGORITHM: used("how weights are packed"),
+    "producer": irrelevant("the writing program"),
+    "ignore": irrelevant("which layers are dense; the types of the entries show it"),
+    "exclude_modules": irrelevant("which layers are dense; the types of the entries show it"),
+    "group_size": used("columns of a group; shapes show it"),
+    "has_zero_point": refused("integers have zero points"),
+    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+    "quantized_layers": used("layers that differ", {ANY: used("one layer", _LAYER)}),
+    "config_groups": used(
+        "how inputs are quantized",
+        {
+            ANY: used(
+                "one group",
+                {
+                    **GROUP,
+                    "has_zero_point": refused("integers have zero points"),
+                    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+                },
+            )
+        },
+    ),
+    "kv_cache_quant_algo": used("how keys and values are quantized"),
+    "kv_cache_scheme": used("how keys and values are quantized"),
+    "rotation": refused("inputs of layers are multiplied by a rotation while the model runs"),
+    "lora_rank": refused("a product of two small matrices is added to each layer"),
+}
+"""What the reader does with each key."""
 
 
 class ModelOptFormat(PackingDialect):
@@ -45,11 +87,29 @@ class ModelOptFormat(PackingDialect):
     name = "modelopt"
     summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
     codecs = (ScaledCodebookLayout.codec, WordsLayout.codec)
+    keys = KEYS
+    side_files: ClassVar[Mapping[str, str]] = {_SIDE_FILE: "modelopt"}
+    merges = True
+    dense_key = "ignore"
+    even_groups = (128, 64, 32)
+    one_group = False
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 16, scales = '
+        '"f8_e4m3fn", second = "multiply" } (NVFP4) or { table = "f8_e4m3fn", group = "tensor" } (FP8)'
+    )
+    companions = ("weight" + _SCALE, "weight" + _SECOND)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is modelopt."""
         stated = config.get(HUGGING_FACE)
         return isinstance(stated, Mapping) and stated.get("quant_method") in ("modelopt", "modelopt_fp4")
+
+    def from_side_file(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """Return ``quantization`` of the file, beside the other keys; raises ``FormatError`` ``modelopt.config``."""
+        inner = stated.pop("quantization", None)
+        if not isinstance(inner, dict):
+            raise FormatError("modelopt.config", "expected an object under 'quantization'", where=_SIDE_FILE)
+        return {**stated, **inner}
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``.
@@ -57,8 +117,8 @@ class ModelOptFormat(PackingDialect):
         ``UnsupportedError`` ``modelopt.algorithm``: packed otherwise; ``modelopt.pre-quant-scale``: inputs of other
         layers than those of integers are multiplied by something.
         """
-        algorithm = config[HUGGING_FACE].get("quant_algo")
-        if algorithm not in (None, *_ALGORITHMS):
+        algorithm = config[HUGGING_FACE].get(_ALGORITHM)
+        if algorithm is not None and str(algorithm).upper() not in _ALGORITHMS:
             raise UnsupportedError(
                 f"expected quant_algo {', '.join(_ALGORITHMS)}, found {str(algorithm)[:80]!r}",
                 rule="modelopt.algorithm",
@@ -102,6 +162,8 @@ class ModelOptFormat(PackingDialect):
             return "its packed layers are NVFP4, whose scales are multiplied by a second one, and FP8 with one scale"
         if not spec.name.endswith(WEIGHT) or len(spec.shape) != 2 or not spec.size:
             return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+        if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
+            return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
         return None
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
@@ -197,7 +259,9 @@ def _refuses_integers(spec: TensorSpec) -> str | None:
     if layout.form != MODELOPT:
         return f"its integers are of the form {MODELOPT}, not {layout.form}"
     rows, cols = spec.shape
-    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2 or cols % (layout.group or cols):
+    if layout.group and cols % layout.group:
+        return f"its groups divide the columns, found {layout.group} of {cols}"
+    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2:
         return f"its packed layers are matrices called X{WEIGHT} of pairs of rows, found shape {list(spec.shape)}"
     return "its packed layers are uncompressed" if any(part.encoding != "raw" for part in spec.parts) else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.errors import FormatError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Entries, Layer, PackingDialect
+from ingot.formats.dialects.config_keys import Key, irrelevant, used
 from ingot.formats.dialects.floats import FP4, POWERS, config_dtype, layout_to_write
 from ingot.formats.safetensors.pieces import Piece
 from ingot.model.artifact import Artifact
@@ -19,12 +20,26 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _DENSE = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the names of the entries show it"),
+    "dequantize": irrelevant("a setting of the program that loads the folder"),
+}
+"""What the reader does with each key."""
+
+
 class Mxfp4Format(PackingDialect):
     """``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]): ``X`` is [..., in, out]."""
 
     name = "mxfp4"
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"
     codecs = (ScaledCodebookLayout.codec,)
+    keys = KEYS
+    how_to_quantize = (
+        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 32, scales = '
+        '"f8_e8m0fnu", transposed = true }, for the experts of gpt-oss'
+    )
+    companions = (_BLOCKS, _SCALES)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is mxfp4."""
@@ -62,6 +77,8 @@ class Mxfp4Format(PackingDialect):
             return layout
         if layout != _layout(layout.dtype):
             return "its packed tensors are MXFP4 (f4_e2m1fn, f8_e8m0fnu for 32), stored transposed"
+        if not spec.size or spec.shape[-2] % 32:
+            return f"its groups divide the inputs, found 32 of {spec.shape[-2]}"
         return None
 
     def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:

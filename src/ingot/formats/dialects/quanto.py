@@ -8,6 +8,8 @@ from math import prod
 
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.dialects.base import HUGGING_FACE, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.compressed_settings import brief
+from ingot.formats.dialects.config_keys import Key, irrelevant, used
 from ingot.formats.dialects.floats import FP8, fp8_layer
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DATA
@@ -27,11 +29,23 @@ _SCALES = ("f16", "bf16", "f32")
 _ACTIVATIONS = (".input_scale", ".output_scale")
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "weights": irrelevant("the type of the codes; the entries show it"),
+    "activations": used("how inputs are quantized"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
+}
+"""What the reader does with each key."""
+
+
 class QuantoFormat(Dialect):
     """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, one a row; ``X.weight._data._data`` of 2 or 4 bits."""
 
     name = "quanto"
     summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
+
+    keys = KEYS
+    companions = (_DATA, _PACKED, _SCALE, _SHIFT)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is quanto; a folder of the package's own has ``quanto_qmap.json`` instead."""
@@ -53,6 +67,11 @@ class QuantoFormat(Dialect):
             elif key.endswith(_DATA):
                 found.append(_layer(entries, key.removesuffix(_DATA)))
         return found
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """``activations``, if they are quantized."""
+        kind = self.quantization(config).get("activations")
+        return {} if kind is None else {"activations": brief(kind)}
 
 
 def _layer(entries: Entries, name: str) -> Layer:

@@ -14,6 +14,7 @@ import numpy as np
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.dialects.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.dialects.config_keys import Key, irrelevant, used
 from ingot.formats.dialects.floats import FP8, POWERS, config_dtype, fp8_layer
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS, Group
 from ingot.model.layouts.scaled_codebook import INDICES, MULTIPLY, SECOND, ScaledCodebookLayout
@@ -26,11 +27,25 @@ _SCALES = ("f16", "bf16", "f32")
 _BLOCK = (128, 4)  # scales that lie together where they are swizzled
 
 
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "quant_type": used("how inputs are quantized; the files' metadata say how weights are"),
+    "quant_type_kwargs": irrelevant("the files' metadata say how weights are quantized"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
+    "include_input_output_embeddings": irrelevant("which layers are packed; the entries show it"),
+    "untie_embedding_weights": irrelevant("whether the head has a weight of its own; the entries show it"),
+}
+"""What the reader does with each key."""
+
+
 class TorchaoFormat(Dialect):
     """``X._weight_qdata``, ``X._weight_scale`` and, of integers, ``X._weight_zero_point``."""
 
     name = "torchao"
     summary = "a folder of torchao: dense tensors, integers of 1 to 8 bits, FP8, MXFP8, MXFP4 and NVFP4; read only"
+
+    keys = KEYS
+    companions = (_QDATA, _SCALE, _ZERO, _SECOND, _FACTORS)
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quant_method`` is torchao."""
@@ -58,6 +73,13 @@ class TorchaoFormat(Dialect):
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """As ``layers_in`` of a file without metadata."""
         return self.layers_in(Catalog(entries), config)
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """The class under ``quant_type``, if it quantizes inputs too."""
+        kind = self.quantization(config).get("quant_type")
+        default = kind.get("default") if isinstance(kind, Mapping) else None
+        name = str(default.get("_type", "") if isinstance(default, Mapping) else kind)[:80]
+        return {"quant_type": name} if "activation" in name.lower() else {}
 
 
 def _stated(text: Any) -> tuple[str, Mapping[str, Any]]:

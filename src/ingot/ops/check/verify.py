@@ -134,7 +134,10 @@ def examine(
     findings += [item for item in sealed if item is not None]
     if strict:
         findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
-    findings += [Finding("note", rule, path, message) for rule, message in source.catalog.remarks]
+    shown = remarks(source)
+    findings += [
+        Finding("note", rule, path, text) for rule, text in source.catalog.remarks if (rule, text) not in shown
+    ]
     if source.catalog.manifest_digest is False:
         message = "no digest of the header or manifest, as files of before it was written: damage there may go unseen"
         findings.append(Finding("note", "format.no-manifest-digest", path, message))
@@ -144,7 +147,7 @@ def examine(
     elif not source.format.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
-    findings += [Finding("note", rule, path, message) for rule, message in remarks(source)]
+    findings += [Finding("note", rule, path, message) for rule, message in shown]
     _, fault = receipt_of(source)
     findings += [] if fault is None else [Finding("note", fault[0], path, fault[1])]
     return sorted(findings, key=lambda item: item.level != "error")

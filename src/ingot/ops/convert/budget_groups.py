@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +11,7 @@ from ingot.engine.work import Step
 from ingot.formats.base import ConfigKeys, Format, OneHead
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.convert.packed_layers import MERGED, without_expert
 from ingot.ops.convert.plan import ConvertPlan, decide, layers_of
 from ingot.ops.convert.tied import untangle
 from ingot.ops.imatrix import names_of
@@ -20,12 +20,6 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 
 KEEP = "as stored"
-
-# Matrices that servers multiply by as one: they have one type there. Experts of a layer have one everywhere.
-_FUSED = re.compile(
-    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
-)
-_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 class Planned(Protocol):
@@ -81,7 +75,7 @@ class Group:
 
 def unit_of(name: str) -> str:
     """Return what is measured together: experts of a layer, as a pattern, else the tensor."""
-    return _EXPERT.sub(".experts.*.", name)
+    return without_expert(name)
 
 
 @dataclass(slots=True)
@@ -180,7 +174,7 @@ def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str
     """Yield tensors that are not alone, with what they have in common."""
     fuses = _fuses(planned.plan.format)
     for name in names:
-        found = _FUSED.fullmatch(name) if fuses else None
+        found = MERGED.fullmatch(name) if fuses else None
         if found is not None:
             part = "qkv" if found["qkv"] else "up" if found["up"] else "down"
             yield name, f"{unit_of(found['before'])}{part}"

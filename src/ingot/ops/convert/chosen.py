@@ -18,7 +18,7 @@ from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.accepts import accepts, as_laid, encoding_in
-from ingot.formats.base import FixedScales, Format, FullSize
+from ingot.formats.base import EvenGroups, FixedScales, Format, FullSize
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -26,8 +26,9 @@ from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.idle import weighs
-from ingot.ops.convert.keep import keep
+from ingot.ops.convert.keep import keep, nearest_refusal
 from ingot.ops.convert.measure import first_values
+from ingot.ops.views.regrouped import even_group
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import made_for
 
@@ -113,7 +114,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     if reason is not None and pruning is None:
         if choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
             return keep(tensor, format, rule)
-        others = _instead(choice, options, encoder, format)
+        others = _instead(choice, options, encoder, format, tensor.matrix_shape[1])
         instead = next(filter(lambda other: format.refuses(specified(made(other))) is None, others), None)
         if instead is not None:
             options, encoder, reason = instead, made(instead), None
@@ -121,9 +122,9 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     if reason is None and not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
     if reason is not None:
+        reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
         raise UnsupportedError(
-            f"{format.name} cannot carry what rule {rule!r} asks for: {_in_two_steps(format, spec) or reason}"
-            f"{made_for(format.name, choice)}",
+            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
             rule="convert.unsupported",
         )
     encoder, more = reaching(
@@ -163,12 +164,13 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
 
 
 def _instead(
-    choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format
+    choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format, cols: int
 ) -> Iterator[Mapping[str, Any]]:
     """Yield options for layouts that other formats take: values in a wider type, rows of codes without padding,
-    columns that are known to ascend.
+    columns that are known to ascend, unsigned codes around the point in the middle, smaller groups that divide the
+    columns.
 
-    For formats of operators, also scales of the values' own type, and unsigned codes around the point in the middle.
+    For formats of operators, also scales of the values' own type.
     """
     if choice.codec == DenseLayout.codec and choice.encoding == "raw":
         holder = holder_of(encoder)
@@ -179,14 +181,16 @@ def _instead(
     if choice.codec != AffineLayout.codec or options.get("cut", "rows") != "rows":
         return
     packings = [{}, {"bit_order": "flat"}] if "bit_order" not in options else [{}]
-    yield from ({**options, **packing} for packing in packings if packing)
-    if not isinstance(format, FixedScales):
-        return
-    own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
-    middle = {"signed": False, "zero_point": 1 << (int(encoder.params["bits"]) - 1)}
+    middle: dict[str, object] = {"signed": False, "zero_point": 1 << (int(encoder.params["bits"]) - 1)}
     even = encoder.params["signed"] and encoder.params["granularity"] != "tensor"
-    for zero in ({}, middle) if even else ({},):
-        yield from ({**options, **own, **zero, **packing} for packing in packings)
+    zeros: list[dict[str, object]] = [{}, middle] if even else [{}]
+    yield from ({**options, **zero, **packing} for zero in zeros for packing in packings)
+    if isinstance(format, FixedScales):
+        own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
+        yield from ({**options, **own, **zero, **packing} for zero in zeros for packing in packings)
+    if isinstance(format, EvenGroups):
+        group = even_group(encoder.params.get("group_size"), cols, format.even_groups)
+        yield from ({**options, **zero, "group": group} for zero in zeros if group)
 
 
 def _pruned(pruning: Pruned, rule: str) -> tuple[bool, str]:

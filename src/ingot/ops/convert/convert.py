@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ingot.core.config import CONFIG
+from ingot.core.config import CONFIG, parse_config
 from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
@@ -18,7 +19,8 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, OneHead
+from ingot.formats.base import ConfigKeys, FitsSource, OneHead, ReadsConfig
+from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
 from ingot.model import bytesource
 from ingot.model.account import Account
 from ingot.model.checkpoint import Checkpoint
@@ -37,6 +39,7 @@ from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
+from ingot.ops.convert.packed_layers import repeated_scales, require_layers
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.ops.convert.ranks import (
     as_executed,
@@ -88,7 +91,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_elsewhere(options.engine, options.address)  # refused before anything is read
-    options, budget = budgeted(options, prepare, convert, publish=True)
+    options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
@@ -98,6 +101,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
     own = options if rank is None else replace(options, dst=folder_of(options.dst, rank))
     with _prepare(within(own), rank) as prepared:
+        require_layers(prepared.plan.steps, prepared.plan.format)
         planned, read = prepared.plan.in_bytes, prepared.read
         every, before = (1, 0) if rank is None else (rank.size, rank.rank)
         total, done = every * (planned + read), before * (planned + read) + read
@@ -171,7 +175,18 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
     first rank's; all have the same shapes.
     """
-    options, budget = budgeted(options, prepare, convert, publish=False)
+    prepared = _planned(options)
+    try:
+        require_layers(prepared.plan.steps, prepared.plan.format)
+    except BaseException:
+        prepared.checkpoint.close()
+        raise
+    return prepared
+
+
+def _planned(options: ConvertOptions) -> Prepared:
+    """Return what ``prepare`` does, also of a folder in which nothing is packed: a budget begins with that."""
+    options, budget = budgeted(options, _planned, convert, publish=False)
     rank = ranks_of(options)[0]
     prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
     return replace(prepared, budget=budget)
@@ -193,6 +208,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     close = source.close
     try:
         refuse_same(source, target)
+        target = for_source(target, source)
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
@@ -216,8 +232,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
-        messages = [message for _, message in remarks(source)]
-        told = [*account.notes(), *messages, *view.notes, part, read, lost, tied.note, behind]
+        shown = [message for _, message in remarks(source)]
+        packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
+        told = [*account.notes(), *shown, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,
@@ -237,6 +254,13 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     except BaseException:
         close()
         raise
+
+
+def for_source(target: Destination, source: Source) -> Destination:
+    """Return the destination with the format for weights of this source."""
+    if not isinstance(target.format, FitsSource):
+        return target
+    return replace(target, format=target.format.for_source(source.config()))
 
 
 def _read_narrower(plan: ConvertPlan) -> str:
@@ -263,7 +287,17 @@ def with_config(
     """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
     if not (isinstance(place.format, ConfigKeys) and place.directory):
         return plan
-    return replace(plan, config=changed_config(checkpoint.companions, _config_change(source, plan, untie=untie)))
+    config = changed_config(checkpoint.companions, _config_change(source, plan, untie=untie))
+    return replace(plan, config=_completed(config, source))
+
+
+def _completed(config: bytes | None, source: Source) -> bytes | None:
+    """Return a ``config.json`` with what another file of the source says of packing."""
+    if config is None or not isinstance(source.format, ReadsConfig):
+        return config
+    own = parse_config(config, "companions.config", source.location)
+    more = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in own}
+    return json.dumps({**own, **more}, indent=2).encode() if more else config
 
 
 def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
@@ -313,10 +347,17 @@ def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence
     if not prepared.place.directory:
         return []
     change = _config_change(prepared.source, prepared.plan, untie=prepared.untie)
-    every = prepared.checkpoint.companions
+    every = _true_companions(prepared.source, prepared.checkpoint)
     left = {name: path for name, path in every.items() if name not in written}
     copied = copy_companions(left, target, change)
     return [name for name in every if name in copied or name == CONFIG]
+
+
+def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the companions without files that describe how a folder was packed, if it is packed otherwise now."""
+    if not isinstance(source.format, ConfigKeys):
+        return checkpoint.companions
+    return {name: path for name, path in checkpoint.companions.items() if name not in PACKING_FILES}
 
 
 def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:

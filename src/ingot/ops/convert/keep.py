@@ -15,6 +15,8 @@ from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
+from ingot.model.layouts.table import layout_of
+from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
 KEEP = "keep"
@@ -65,6 +67,11 @@ def keep(tensor: Tensor, format: Format, rule: str) -> Step:
     stays = as_stored(tensor, format, rule)
     if stays is not None:
         return stays
+    return decoded(tensor, format, rule)
+
+
+def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
+    """Return how a tensor is decoded for a format; raises ``UnsupportedError`` ``convert.unsupported``."""
     reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
@@ -88,9 +95,16 @@ def obstacle(tensor: Tensor, format: Format) -> str:
         found = repack(CODECS[tensor.codec], tensor, layout)
         if not found.exact:
             return found.why_not or ""
+    return nearest_refusal(format, spec)
+
+
+def nearest_refusal(format: Format, spec: TensorSpec) -> str:
+    """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
     carried = format.codecs if isinstance(format, Packs) else ()
-    others = (as_laid(spec, layout) for layout in alternatives(tensor.layout, tensor))
-    nearest = spec if spec.codec in carried else next((other for other in others if other.codec in carried), spec)
+    forms = getattr(format, "forms", ())  # of words, where the codec has several
+    others = [as_laid(spec, layout) for layout in alternatives(layout_of(spec), spec)]
+    near = [other for other in (spec, *others) if other.codec in carried]
+    nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
     return format.refuses(nearest) or ""
 
 

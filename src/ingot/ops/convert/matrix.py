@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.errors import CodecError, IngotError, MissingExtraError, UnsupportedError
-from ingot.formats.base import Fitting, Format
+from ingot.formats.base import FitsSource, Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -112,6 +112,8 @@ def matrix(options: MatrixOptions) -> Matrix:
         if dialect is not None:
             raise dialect.refusal()
         checkpoint = checkpoint_of(source)
+        config = source.config()
+        formats = [format.for_source(config) if isinstance(format, FitsSource) else format for format in formats]
         found = {format.name: list(_ways(checkpoint, options, format, stack)) for format in formats}
     targets = [_target(name, ways) for name, ways in found.items()]
     return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])

@@ -25,6 +25,7 @@ from ingot.formats.base import (
     Fitting,
     Format,
     FullSize,
+    PacksFolder,
     WriteOptions,
 )
 from ingot.formats.many import refusing
@@ -37,6 +38,7 @@ from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, fu
 from ingot.ops.convert.idle import without_effect
 from ingot.ops.convert.keep import KEEP, as_stored, keep, located
 from ingot.ops.convert.measure import Candidate, pick
+from ingot.ops.convert.packed_layers import settle
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
 
@@ -45,10 +47,14 @@ _KEEP = Decision(None, KEEP, None)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertPlan(Plan):
-    """The plan of a conversion: the recipe's name, and ``warnings`` that say what was asked for and has no effect."""
+    """The plan of a conversion: the recipe's name, and ``warnings`` that say what was asked for and has no effect.
+
+    ``notes`` say which layers stay dense, or are packed otherwise than asked for, because of the format's programs.
+    """
 
     recipe: str = "keep"
     warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
                 steps.repeat(name, steps.numbers[item])
             else:
                 steps.add(next(measured) if isinstance(item, _Open) else item)
+        steps, notes = _settled(steps, source, format, request.recipe, decisions)
         steps = steps.chosen(format.order(steps.specs))
         plan = ConvertPlan(
             steps=steps,
@@ -109,9 +116,26 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             attachments=source.attachments,
             recipe=request.recipe.name if request.recipe else "keep",
             warnings=without_effect(request.recipe, decisions, source.importance),
+            notes=notes,
         )
         _ = plan.size  # refuses what the format cannot carry together
     return plan
+
+
+def _settled(
+    steps: Steps, source: Checkpoint, format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
+) -> tuple[Steps, Sequence[str]]:
+    """Return the steps as the programs take them that read a folder of packed layers, and notes for the report."""
+    if not isinstance(format, PacksFolder):
+        return steps, ()
+    before = list(steps)
+    layers = settle(before, format, decisions, general=recipe is None or recipe.general)
+    if all(new is old for new, old in zip(layers.steps, before, strict=True)):
+        return steps, layers.notes
+    changed = Steps(source.many)
+    for step in layers.steps:
+        changed.add(step)
+    return changed, layers.notes
 
 
 def _planned(

@@ -27,7 +27,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
-from ingot.ops.convert.convert import Prepared, refuse_same, run, with_config
+from ingot.ops.convert.convert import Prepared, for_source, refuse_same, run, with_config
 from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
@@ -333,6 +333,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
     close = source.close
     try:
         refuse_same(source, place)
+        place = for_source(place, source)
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]

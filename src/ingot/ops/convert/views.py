@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ingot.errors import UsageError
+from ingot.formats.base import EvenGroups
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.apart import experts_for
@@ -22,6 +23,7 @@ from ingot.ops.convert.rounding import rounded
 from ingot.ops.destination import Destination
 from ingot.ops.views.attach import attach, describe, detach
 from ingot.ops.views.names import omit
+from ingot.ops.views.regrouped import regroup, smaller_groups
 from ingot.ops.views.rounded import Rounding
 from ingot.ops.views.values import prune, weigh
 from ingot.recipes.recipe import Recipe
@@ -32,7 +34,8 @@ class Viewed:
     """A checkpoint as it is to be converted, remarks for the report, and the bytes that were read to make it.
 
     ``weights`` is the checkpoint as quantizers see it: under names of the source. ``inexact`` are tensors whose values
-    are equal in their own type, and not all of them in f32.
+    are equal in their own type, and not all of them in f32. ``regrouped`` are tensors with smaller groups of columns,
+    whose scales are repeated.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +44,7 @@ class Viewed:
     rounding: Rounding | None = None
     weights: Checkpoint | None = None
     inexact: frozenset[str] = frozenset()
+    regrouped: Mapping[str, int] = field(default_factory=dict)
 
 
 def viewed(
@@ -97,10 +101,12 @@ def viewed(
     view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
+    groups = smaller_groups(view, format.even_groups, one=format.one_group) if isinstance(format, EvenGroups) else {}
+    view = regroup(view, groups) if groups else view
     behind = [f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in stay if kind not in WITH_WEIGHTS]
     behind += [stays] if stays else []
     notes = (*_told(here), *_told(experts), *pruned.notes, *done.notes, *_told(there), *behind)
-    return Viewed(view, notes, pruned.read, done.rounding, weights, there.rounded)
+    return Viewed(view, notes, pruned.read, done.rounding, weights, there.rounded, groups)
 
 
 def _told(translated: Translated) -> list[str]:

@@ -24,13 +24,16 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import Move
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import ConfigKeys, PacksFolder, WriteOptions
+from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
+from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.ops.account import account_of_reading
-from ingot.ops.companions import copy_companions
+from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert.convert import refuse_same
+from ingot.ops.convert.packed_layers import require_layers
 from ingot.ops.convert.requests import DEFAULT_SHARD
 from ingot.ops.delta.chain import Link, Routes, link_of, stages
 from ingot.ops.delta.options import PatchOptions
@@ -39,6 +42,9 @@ from ingot.ops.delta.report import PatchReport
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
 from ingot.ops.options import AnyPath, is_elsewhere
+
+_DENSE = ConfigChange(PACKING_KEYS)
+"""The change of a ``config.json`` whose folder may have had packed layers: a result has none."""
 
 
 @takes(PatchOptions, "patch")
@@ -84,8 +90,17 @@ def patch(options: PatchOptions) -> PatchReport:
 
 
 def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
+    """Return the destination.
+
+    A folder without a stated format gets the base's format, or ``safetensors`` if the base has packed layers.
+    """
     target = destination(out, format)
-    return destination(out, base.format.name) if target.directory and format is None else target
+    if not target.directory or format is not None:
+        return target
+    packs = isinstance(base.format, ConfigKeys) and not (
+        isinstance(base.format, PacksFolder) and not base.format.how_to_quantize
+    )
+    return destination(out, SafetensorsFormat.name if packs else base.format.name)
 
 
 class _Patch:
@@ -109,10 +124,11 @@ class _Patch:
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
-        companions = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
+        every = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
+        companions = {name: path for name, path in every.items() if name not in PACKING_FILES}
         overwrite, resume = options.overwrite, options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
-            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
+            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made, _DENSE))
             if elsewhere:
                 executed = self._distribute(plan, target, proof)
             else:
@@ -165,6 +181,7 @@ class _Patch:
             if kind is not None and isinstance(step, Patch) and step.repeats:
                 known.setdefault(kind, number)
         steps = steps.chosen(format.order(steps.specs))
+        require_layers(steps, format)
         own = self._links[-1].checkpoint.metadata
         own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
         shard = DEFAULT_SHARD if self._place.directory else None

@@ -124,7 +124,7 @@ def test_gguf_s_blocks_move_into_words(tmp_path: Path, kind: str, format: str) -
 
 @pytest.mark.parametrize("scales", ["f16", "bf16"])
 def test_offsets_that_are_zero_points_move_out_of_mlx(tmp_path: Path, scales: str) -> None:
-    """To AWQ and back: the same integers and zero points; an offset that is no multiple of its scale is decoded."""
+    """To AWQ and back: the same integers and zero points; an offset that is no multiple of its scale is refused."""
     rng, kind = np.random.default_rng(5), numpy_dtype(scales)
     layout = AffineLayout(4, Group(64), ROWS_LSB, False, OFFSETS, scales, scales)
     steps, points = np.ldexp(rng.integers(1, 8, 128).astype(np.float32), -9), rng.integers(0, 16, 128)
@@ -143,7 +143,10 @@ def test_offsets_that_are_zero_points_move_out_of_mlx(tmp_path: Path, scales: st
     assert same(wide(tmp_path / "again"), wide(ours))
     for zeros in (-steps * (points + 0.5), -steps * (points + 16)):
         other = folder(f"other{zeros[0]}", zeros)
-        assert ingot.convert(other, tmp_path / f"decoded{zeros[0]}", format="awq").actions == {"decoded": 1}
+        with pytest.raises(IngotError) as caught:
+            ingot.convert(other, tmp_path / f"decoded{zeros[0]}", format="awq")
+        assert caught.value.rule == "convert.nothing-packed"
+        assert "an offset is no -scale * zero point" in str(caught.value)
 
 
 def test_zero_points_of_their_own_are_written_as_v2(tmp_path: Path) -> None:
@@ -360,8 +363,8 @@ I32 = np.int32
             "compressed-tensors.config",
         ),
         ("ct", say(config_groups=[]), "compressed-tensors.shape"),
-        ("ct", say(config_groups="pack-quantized"), "compressed-tensors.shape"),
-        ("ct", say(config_groups=[4, 32]), "compressed-tensors.shape"),
+        ("ct", say(config_groups="pack-quantized"), "interop.config-key"),
+        ("ct", say(config_groups=[4, 32]), "interop.config-key"),
         ("ct", say(format="sparse-bitmask"), "model.quantized"),
         ("ct", say(format=["pack-quantized"]), "model.quantized"),
     ],

@@ -80,7 +80,9 @@ def test_layers_are_told_by_config() -> None:
     tensor = opened(folder()).tensors["q.weight"]
     assert (tensor.shape, tensor.codec, tensor.params["bits"]) == ((2, 64), "affine", 4)
     assert sorted(opened(folder()).tensors) == ["norm", "q.weight"]
-    assert sorted(opened(folder(q=False)).tensors) == ["norm", "q.biases", "q.scales", "q.weight"]
+    with pytest.raises(IngotError) as found:
+        opened(folder(q=False))
+    assert found.value.rule == "mlx.parts"
     assert opened(folder(bits=8, q={"bits": 4, "group_size": 32})).tensors["q.weight"].shape == (2, 64)
 
 
@@ -160,10 +162,10 @@ def test_parts_that_do_not_fit_are_refused(entries: dict[str, tuple[tuple[int, .
     assert found.value.rule == rule
 
 
-def test_words_without_a_layer_stay_what_they_are() -> None:
-    target, _ = TestMlx().write([dense("table", (2, 8), "u32"), dense("q.scales", (2,), "f16")])
+def test_a_table_of_integers_is_no_packed_layer() -> None:
+    target, _ = TestMlx().write([dense("table", (2, 8), "u32"), dense("q.scale", (2,), "f16")])
     files = {**target.files, "config.json": b'{"quantization": {"bits": 4, "group_size": 32}}'}
-    assert sorted(opened(files).tensors) == ["q.scales", "table"]
+    assert sorted(opened(files).tensors) == ["q.scale", "table"]
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,8 @@ def test_what_runs_the_result_is_told(
     name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(text) for text in ingot.convert(model, name, format=format).commands]
+    ingot.convert(model, "packed", "int4")
+    commands = [shlex.split(text) for text in ingot.convert("packed", name, format=format).commands]
     assert [words[0] for words in commands] == programs
     for words in commands:  # the path is one word, whatever it is made of, and no option
         assert [word for word in words if name in word and not word.startswith("-")]

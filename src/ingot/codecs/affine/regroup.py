@@ -1,0 +1,49 @@
+"""The same integers with the same scales for smaller groups of columns: each scale is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.codecs.affine.windows import Windows, made_part
+from ingot.core.dtypes import DTYPES
+from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout, Group
+from ingot.model.part import Part
+from ingot.model.tensor import Array, Tensor
+
+
+def regrouped(tensor: Tensor, columns: int) -> Tensor:
+    """Return an affine tensor with groups of ``columns``, which divide the stored groups; no value changes.
+
+    Scales and zero points are repeated while they are read.
+    """
+    layout = AffineLayout.of(tensor)
+    assert isinstance(layout.grid, Group)
+    assert layout.grid.columns % columns == 0
+    rows, cols = tensor.matrix_shape
+    groups, size = layout.group_columns(cols), DTYPES[layout.scales].bits // 8
+    before, after = -(-cols // groups), -(-cols // columns)
+    parts = dict(tensor.parts)
+    for role in (SCALES, ZEROS):
+        if role in parts:
+            make = _repeater(parts[role], rows, before, after, groups // columns, size)
+            parts[role] = replace(
+                made_part(parts[role], parts[role].dtype, rows, after * size, make), type=parts[role].type
+            )
+    return replace(tensor, parts=parts, params={**tensor.params, "group_size": columns})
+
+
+def _repeater(part: Part, rows: int, before: int, after: int, times: int, size: int) -> Callable[[int, int], Array]:
+    """Return the function that reads some rows of ``before`` numbers and repeats each of them."""
+    stored = Windows(part, rows, before * size)
+
+    def make(first: int, last: int) -> Array:
+        numbers = np.ascontiguousarray(stored.read(slice(first, last), 0, before * size)).reshape(
+            last - first, before, size
+        )
+        repeated = np.repeat(numbers, times, axis=1)[:, :after]
+        return np.ascontiguousarray(repeated).reshape(-1)
+
+    return make
