@@ -146,7 +146,7 @@ $(VENV).llama/.installed:
 
 cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)
-	INGOT_PAIRS=$(CASES) $(PYTEST) tests/property/test_format_pairs.py
+	INGOT_PAIRS=$(CASES) $(PYTEST) --must-run tests/property/test_format_pairs.py
 
 check: lint types imports docs
 
