@@ -282,6 +282,16 @@ class FixedScales(Protocol):
 
 
 @runtime_checkable
+class EvenGroups(Protocol):
+    """A format whose readers find the columns of a group by dividing a row, so that groups have to divide rows.
+
+    Recipes that ask for other groups get the nearest number of columns that divides the row.
+    """
+
+    even_groups: bool
+
+
+@runtime_checkable
 class Fitting(Protocol):
     """A format in which an attachment decides what tensors fit: Core ML writes those that its program uses."""
 
