@@ -7,13 +7,19 @@ model in the document's way opens in Ingot.
 from __future__ import annotations
 
 import json
+import shutil
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ingot
+from ingot.errors import IngotError
+from ingot.ops.squish.choose import choose
+from ingot.ops.squish.prepare import prepare
 from ingot.testing.matrix import explore
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
@@ -90,8 +96,11 @@ def test_four_bits_in_place_are_read_by_the_stranger(tmp_path: Path) -> None:
                 assert np.array_equal(stranger.load(name).astype(np.float32), tensor.numpy("f32")), name
 
 
-def write_as_squish(folder: Path, tensors: dict[str, Array]) -> None:
-    """The document's section 3 and 4: INT8 per row for matrices, f16 for the rest, a manifest."""
+def write_as_squish(folder: Path, tensors: dict[str, Array], *, by_key: bool = False) -> None:
+    """The document's section 3 and 4: INT8 per row for matrices, f16 for the rest, a manifest.
+
+    ``by_key`` as section 4 says it: from safe keys to names, and without the sentinel that squish's code adds.
+    """
     (folder / "tensors").mkdir(parents=True)
     for name, values in tensors.items():
         start = folder / "tensors" / name.replace(".", "__")
@@ -103,8 +112,106 @@ def write_as_squish(folder: Path, tensors: dict[str, Array]) -> None:
         codes = np.round(values / scales[:, None]).clip(-128, 127).astype(np.int8)
         for suffix, array in (("q", codes), ("s", scales), ("shape", np.array(values.shape))):
             np.save(f"{start}__{suffix}.npy", array)
-    (folder / "manifest.json").write_text(json.dumps({name: name.replace(".", "__") for name in tensors}))
-    (folder / "tensors" / ".manifest_ready").touch()
+    keys = {name: name.replace(".", "__") for name in tensors}
+    pairs = {key: name for name, key in keys.items()} if by_key else keys
+    (folder / "manifest.json").write_text(json.dumps(pairs))
+    if not by_key:
+        (folder / "tensors" / ".manifest_ready").touch()
+
+
+SOURCE, WEIGHTS, FINALIZED, PACKED = "tensors", "squish_weights.safetensors", "finalized", "squish_4bit"
+SENTINELS = {WEIGHTS: ".squish_ready", FINALIZED: "finalized/.ready", PACKED: ".squish_4bit_ready"}
+SUBSETS = [forms for count in (1, 2, 3, 4) for forms in combinations((SOURCE, WEIGHTS, FINALIZED, PACKED), count)]
+
+
+def write_directory(folder: Path, forms: tuple[str, ...]) -> dict[str, Array]:
+    """Section 4 with some of its tiers, by NumPy and the package safetensors; return the tensors' values.
+
+    The packed folder is a model of mlx_lm: here one without packed layers, which is a folder of safetensors.
+    """
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(5)
+    names = {"model.layers.0.mlp.up_proj.weight": (32, 16), "model.norm.weight": (16,)}
+    tensors = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in names.items()}
+    write_as_squish(folder, tensors, by_key=True)
+    reader = Squish(folder)
+    reader.manifest = {name: key for key, name in reader.manifest.items()}
+    tensors = {name: np.asarray(reader.load(name)) for name in tensors}
+    if SOURCE not in forms:
+        shutil.rmtree(folder / "tensors")
+        (folder / "manifest.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
+    if WEIGHTS in forms:
+        save_file({name: values.astype(ml_dtypes.bfloat16) for name, values in tensors.items()}, folder / WEIGHTS)
+    if FINALIZED in forms:
+        (folder / FINALIZED).mkdir()
+        for name, values in tensors.items():
+            np.save(folder / FINALIZED / f"{name}.npy", values.astype(np.float16))
+    if PACKED in forms:
+        (folder / PACKED).mkdir()
+        save_file(
+            {name: values.astype(np.float16) for name, values in tensors.items()}, folder / PACKED / "m.safetensors"
+        )
+        (folder / PACKED / "config.json").write_text('{"model_type": "llama"}')
+    return tensors
+
+
+def finish(folder: Path, forms: tuple[str, ...]) -> None:
+    """Write the sentinels, empty as squish leaves them."""
+    for form in forms:
+        if form in SENTINELS:
+            (folder / SENTINELS[form]).touch()
+
+
+@pytest.mark.parametrize("forms", SUBSETS, ids="+".join)
+def test_every_part_of_section_4_is_one_model(forms: tuple[str, ...], tmp_path: Path) -> None:
+    """Each subset of the forms opens, converts with config.json and is not refused by a strict check."""
+    tensors = write_directory(tmp_path / "d", forms)
+    finish(tmp_path / "d", forms)
+    with ingot.open(tmp_path / "d") as checkpoint:
+        assert sorted(checkpoint) == sorted(tensors)
+        for name, values in tensors.items():
+            rounding = 0 if SOURCE in forms else 2**-8
+            assert np.allclose(checkpoint[name].numpy("f32"), values, rtol=rounding, atol=0)
+    ingot.convert(tmp_path / "d", tmp_path / "out", format="safetensors")
+    assert (tmp_path / "out" / "config.json").exists()
+    assert not [item for item in ingot.verify(tmp_path / "d", strict=True) if item.level == "error"]
+
+
+@pytest.mark.parametrize("forms", SUBSETS, ids="+".join)
+def test_the_decision_tree_takes_complete_tiers_in_the_documents_order(forms: tuple[str, ...], tmp_path: Path) -> None:
+    """Section 7 for the runtime that it was written for; without a sentinel a tier is passed over."""
+    write_directory(tmp_path / "d", forms)
+    tree = {PACKED: "4bit", WEIGHTS: "bf16", FINALIZED: "finalized", SOURCE: "tensors"}
+    for marked in (False, True):
+        if marked:
+            finish(tmp_path / "d", forms)
+        taken = [tier for form, tier in tree.items() if form in forms and (marked or form == SOURCE)]
+        if taken:
+            assert choose(tmp_path / "d", "mlx").tier.name == taken[0]
+        else:
+            with pytest.raises(IngotError):
+                choose(tmp_path / "d", "mlx")
+
+
+def test_other_weights_beside_the_tensors_are_another_checkpoint(tmp_path: Path) -> None:
+    write_directory(tmp_path / "d", (SOURCE, WEIGHTS))
+    shutil.copy(tmp_path / "d" / WEIGHTS, tmp_path / "d" / "model.safetensors")
+    with pytest.raises(IngotError) as caught:
+        ingot.open(tmp_path / "d")
+    assert caught.value.rule == "detect.several"
+
+
+def test_a_directory_is_usable_after_the_first_load(tmp_path: Path) -> None:
+    """The first load saves the bf16 tier beside the tensors."""
+    tensors = write_directory(tmp_path / "d", (SOURCE,))
+    assert prepare(tmp_path / "d").tier.name == "bf16"
+    assert (tmp_path / "d" / WEIGHTS).exists()
+    assert choose(tmp_path / "d").tier.name == "bf16"
+    with ingot.open(tmp_path / "d") as checkpoint:
+        assert checkpoint.format == "npydir"
+        assert all(np.array_equal(checkpoint[name].numpy("f32"), values) for name, values in tensors.items())
 
 
 def test_a_directory_that_squish_wrote_opens_and_converts(tmp_path: Path) -> None:

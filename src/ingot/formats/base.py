@@ -162,6 +162,16 @@ class Marked(Protocol):
 
 
 @runtime_checkable
+class HoldsTiers(Protocol):
+    """A format of a folder that may hold other forms of the same model: these are no second checkpoint.
+
+    ``tiers`` are the names of their files.
+    """
+
+    tiers: tuple[str, ...]
+
+
+@runtime_checkable
 class ConfigKeys(Protocol):
     """A format whose tensors are packed as ``config.json`` says.
 
