@@ -303,6 +303,7 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
         made |= {f"{prefix}mlp.{one}_proj.weight": matrix(40, 16) for one in ("gate", "up")}
         made[prefix + "mlp.down_proj.weight"] = matrix(16, 40)
         made[prefix + "experts.weight"] = matrix(2, 3, 16)
+        made[prefix + "odd_proj.weight"] = matrix(9, 7)
     return made | {"model.norm.weight": matrix(16), "lm_head.weight": matrix(24, 16)}
 
 
