@@ -28,7 +28,20 @@ from ingot.testing.wdelta import Made, Record, int4, quantized, sparse, wdelta_f
 
 CORPUS = Path(__file__).parent.parent / "golden" / "wdelta"
 GOOD = int4(quantized(sparse(Made(), "s"), "q"), "i")
-DTYPES = ["float32", "float16", "uint8", "int64", "int32", "bfloat16", "<f4", "object"]
+DTYPES = [
+    "float32",
+    "float16",
+    "uint8",
+    "int64",
+    "int32",
+    "bfloat16",
+    "<f4",
+    "object",
+    "float64",
+    ">f4",
+    "uint32",
+    "int16",
+]
 SIZES = [0, 1, 2, 3, 12, 2**31, 2**32, 2**62, 2**63, 2**64 - 1]
 # Shapes that claim more are listed but not decoded: a few stored values may stand for any size.
 MAX_DECODED = 1 << 20

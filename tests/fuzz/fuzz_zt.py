@@ -14,6 +14,7 @@ import gc
 import sys
 import tempfile
 from pathlib import Path
+from random import Random
 from types import FunctionType
 from typing import Any
 
@@ -23,7 +24,7 @@ from ingot.core import cbor
 from ingot.errors import IngotError
 from ingot.formats.zt.reader import read_catalog
 from ingot.model.bytesource import MemorySource
-from ingot.testing.zt import zstd_frame, zt_file
+from ingot.testing.zt import loose_cbor, zstd_frame, zt_file
 
 CORPUS = Path(__file__).parent.parent / "golden" / "zt"
 FRAME = zstd_frame(bytes(range(64)))
@@ -75,7 +76,10 @@ def test_one_input(data: bytes) -> None:
     if kind < b"\x50":
         file = zt_file(data[1:], BLOBS)
     elif kind < b"\xa0":
-        file = zt_file(chosen(atheris.FuzzedDataProvider(data[1:])), BLOBS)
+        choices = atheris.FuzzedDataProvider(data[1:])
+        rng = Random(choices.ConsumeInt(4)) if choices.ConsumeBool() else None
+        manifest = chosen(choices)
+        file = zt_file(loose_cbor(manifest, rng) if rng else manifest, BLOBS)
     else:
         file = data[1:]
     try:

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import struct
 import zlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,18 @@ def network(layer: int = 0, kept: tuple[int, ...] = (0, 2)) -> list[Item]:
     return [*rows, pruned(int4(f"{prefix}down_proj.weight", 6, count, 4, layer), 1, 20, 8, kept)]
 
 
-def full_network(layer: int = 0, kept: tuple[int, ...] = (0, 2)) -> list[Item]:
-    """The same in full size, zeros where a block is dropped."""
+def eight_blocks() -> list[Item]:
+    """A network of blocks of 2 of which 5 of 8 are kept: whichever end the mask's bits begin at."""
+    prefix = LAYER.format(0) + "mlp."
+    kept = (0, 1, 3, 5, 7)
+    rows = [pruned(int4(f"{prefix}{name}.weight", 10, 16, 8), 0, 16, 2, kept) for name in ("gate_proj", "up_proj")]
+    return [*rows, pruned(int4(f"{prefix}down_proj.weight", 6, 10, 2), 1, 16, 2, kept)]
+
+
+def full_network(layer: int = 0, kept: tuple[int, ...] = (0, 2), *, filled: bool = False) -> list[Item]:
+    """The same in full size, zeros where a block is dropped, unless ``filled``."""
     prefix = LAYER.format(layer) + "mlp."
-    stays = np.isin(np.arange(20) // 8, kept)
+    stays = np.isin(np.arange(20) // 8, range(3) if filled else kept)
     wide, tall = np.where(stays[:, None], codes(20, 16, 4), 0), np.where(stays, codes(6, 20, 4), 0)
     rows = [
         quantized(f"{prefix}{name}.weight", wide, 4, pairs(40), 8, layer=layer) for name in ("gate_proj", "up_proj")
@@ -179,10 +188,18 @@ def by_ids() -> dict[str, bytes]:
     return {
         "entries-swapped": squizd(items, tables=swapped).data,
         "entries-swapped-nameless": squizd(layers, named=False, tables=swapped).data,
+        "entries-bit-63-nameless": squizd([*twice, int4("v", group="row")], named=False, tables=all_bits).data,
         "entries-second-swapped": squizd(twice, tables=lambda both: [both[0], both[1][8:] + both[1][:8]]).data,
         "entries-elsewhere": squizd(items, edit=stated("u", "first", places["t"]["first"])).data,
         "entries-second-elsewhere": squizd(twice, edit=stated("u", "second", [other, 8])).data,
     }
+
+
+def all_bits(tables: Any) -> Any:
+    """Entries under ids of 64 bits, as other writers have them: every other one has bit 63 set."""
+    first, second = tables
+    marked = {id: id | 1 << 63 for id, *_ in first[::2]}
+    return [[(marked.get(id, id), scale, zero) for id, scale, zero in first], second]
 
 
 def stated(name: str, key: str, value: Any) -> Any:
@@ -210,6 +227,11 @@ def model(layers: int = 2) -> list[Item]:
     return [embedding, *middle, *ends]
 
 
+def high_first(items: list[Item]) -> list[Item]:
+    """The same with masks whose first block is the highest bit."""
+    return [replace(item, mask=bytes(int(f"{byte:08b}"[::-1], 2) for byte in item.mask), parts={}) for item in items]
+
+
 def noted() -> dict[str, bytes]:
     """Allowed, told by verify, refused by verify --strict: named by the rule."""
     base, sparse = squizd(model()), squizd(network())
@@ -229,6 +251,9 @@ def noted() -> dict[str, bytes]:
         "note-squizd.trailing-bytes": base.data + b"\0",
         "note-squizd.gap": bytes(inside),
         "note-squizd.between": bytes(between),
+        "note-squizd.primary-flags": squizd([int4("t")], flags=1 | 2 | 4).data,
+        "note-squizd.primary-flags+hybrid": squizd([int2("t"), int4("u")], flags=4 | 32).data,
+        "note-squizd.mask-order+nameless": squizd(high_first(full_network()), named=False).data,
     }
 
 
@@ -240,7 +265,8 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
     """The valid files; ``sealed`` ones as the writer makes them today, with a digest of directory and header."""
     squizd = partial(packed, sealed=sealed, earlier=not sealed)
     usual = tuple(LAYER.format(layer) + "mlp.up_proj.weight" for layer in range(2))
-    odd = [int4("t", 3, 5, 3), int4("u", 3, 7, "row", zeros=True), int4("v", 5, 1, "tensor")]
+    odd = [int4("t", 3, 15, 5), int4("u", 3, 7, "row", zeros=True), int4("v", 5, 1, "tensor")]
+    uneven = [int4("t", 3, 5, 3), int4("u", 3, 20, 8, scales="bf16", zeros=True)]
     mixed = [*model()[:-2], *network(1, kept=(1,)), *model()[-2:]]
     everything: dict[str, Any] = {
         "draft": head(),
@@ -260,14 +286,16 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
         "names": squizd([dense(name, "u8", [1], b"x") for name in ("", "a\nb", "\0", "ä/ö", "../../etc", "x" * 3000)]),
         "model": squizd(model()),
         "layers-without-tensors": squizd([norm("h.0.a"), int4("h.3.b", layer=3)], layers=5),
-        "int4-group": squizd([int4("t", scales="f16"), int4("u", 3, 20, 8, scales="bf16", zeros=True)]),
+        "int4-group": squizd([int4("t", scales="f16"), int4("u", 3, 20, 4, scales="bf16", zeros=True)]),
         "int4-row": squizd([int4("t", group="row", dtype="bf16"), int4("u", group="row", zeros=True, scales="f16")]),
         "int4-tensor": squizd([int4("t", group="tensor"), int4("u", group="tensor", zeros=True, dtype="f16")]),
         "int4-odd-columns": squizd(odd),
         "int4-nameless": squizd([int4("t"), norm("n"), int4("u", group="tensor"), int4("v", group="row")], named=False),
         "int4-nameless-odd-columns": squizd([*odd[1:], int4("w", 3, 15, 5)], named=False),
         "int4-empty": squizd([int4("t", 0, 8, 4), int4("u", 4, 0, "tensor")]),
-        "int2-group": squizd([int2("t", scales="f16", zeros=True), int2("u", 3, 20, 16)]),
+        "int2-group": squizd([int2("t", scales="f16", zeros=True), int2("u", 3, 20, 10)]),
+        "entries-of-uneven-int4": squizd(uneven),
+        "entries-of-uneven-int2": squizd([int2("t", 3, 20, 16), int2("u", 3, 7, 4)]),
         "int2-hybrid": squizd([int2("t"), int4("s"), int2("u", group="row"), int2("v", group="tensor"), norm()]),
         "int2-nameless": squizd([int2(usual[0]), int4(usual[1], layer=1), int2("u", 3, 5, 4, layer=1)], named=False),
         "astc": squizd([picture("t"), norm()]),

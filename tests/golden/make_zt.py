@@ -178,8 +178,48 @@ def valid() -> dict[str, bytes]:
         "holes-and-any-order": zt_file(
             manifest({"b": tensor(components={"data": component(offset=1024)}), "a": tensor()}), {64: F32, 1024: F32}
         ),
+        **of_others(),
         "long-integers": zt_file(bytes.fromhex("b900026776657273696f6e65312e322e30676f626a65637473bb0000000000000000")),
     }
+
+
+def of_others() -> dict[str, bytes]:
+    """What ``ztensor`` 1.2.3 reads and no careful writer writes: indefinite lengths, tags, undefined, shared blobs."""
+    part = component()
+    entry = b"".join(text(key) + cbor.dumps(value) for key, value in tensor().items() if key != "components")
+    inner = b"\xbf" + b"".join(text(key) + cbor.dumps(value) for key, value in part.items()) + b"\xff"
+    one = b"\xbf" + entry + text("components") + b"\xbf" + text("data") + inner + b"\xff\xff"
+    split = b"\x7f" + text("layers.") + text("0") + b"\xff"
+    attributes = b"\xa2" + text("list") + b"\x9f\x01\x82\x02\xf6\xff" + text("raw") + b"\x5f\x41\x01\x42\x02\x03\xff"
+    indefinite = b"\xbf" + text("version") + text("1.2.0") + text("attributes") + attributes
+    indefinite += text("objects") + b"\xbf" + split + one + b"\xff\xff"
+    offset = b"\xc2\x58\x02\x00\x40"  # a bignum of 64
+    tagged = b"".join(text(key) + (offset if key == "offset" else cbor.dumps(value)) for key, value in part.items())
+    data = b"\xd8\x7b" + bytes([0xA0 | len(part)]) + tagged
+    shape = b"\xc4" + cbor.dumps([4])
+    obj = b"\xa3" + text("shape") + shape + text("format") + b"\xc1" + text("dense") + text("components")
+    root = b"\xd9\xd9\xf7\xa2" + text("version") + text("1.2.0") + text("objects") + b"\xa1\xc5" + text("t") + obj
+    undefined = cbor.dumps(manifest({"t": tensor(components={"data": component(digest="absent")})}))
+    same = {"data": component()}
+    return {
+        "foreign-indefinite": zt_file(indefinite, {64: F32}),
+        "foreign-tags": zt_file(root + b"\xa1" + text("data") + data, {64: F32}),
+        "foreign-undefined": zt_file(undefined.replace(text("absent"), b"\xf7"), {64: F32}),
+        "shared-blobs": zt_file(
+            manifest(
+                {
+                    "a": tensor(components=same),
+                    "b": tensor(components=same),
+                    "c": tensor([2, 2], components={"data": component("i32")}),
+                }
+            ),
+            {64: F32},
+        ),
+    }
+
+
+def text(value: str) -> bytes:
+    return cbor.dumps(value)
 
 
 def cbor_rejects() -> dict[str, bytes]:
@@ -194,12 +234,26 @@ def cbor_rejects() -> dict[str, bytes]:
         "cbor.duplicate-key": b"\xa3" + whole[1:] + b"\x67objects\xa0",
         "cbor.duplicate-key+tensor": head + b"\xa2\x61t\xa0\x61t\xa0",
         "cbor.depth": head + nested(64),
-        "cbor.indefinite-length": head + b"\xbf\xff",
-        "cbor.tag": b"\xd9\xd9\xf7" + whole,
+        "cbor.indefinite-length": head + b"\xff",
+        "cbor.indefinite-length+chunk-of-bytes": head + b"\xbf\x7f\x41t\xff\xa0\xff",
+        "cbor.indefinite-length+chunk-of-chunks": head + b"\xbf\x7f\x7f\x61t\xff\xff\xa0\xff",
+        "cbor.indefinite-length+key-alone": head + b"\xbf\x61t\xff",
+        "cbor.truncated+indefinite": head + b"\xbf",
+        "cbor.truncated+tag": b"\xd9\xd9",
+        "cbor.length+indefinite": b"\x9f\x9b\xff\xff\xff\xff\xff\xff\xff\xff",
+        "cbor.length+chunk": b"\x9f\x7f\x7b\xff\xff\xff\xff\xff\xff\xff\xff",
+        "cbor.depth+indefinite": b"\x9f" * 1000,
+        "cbor.depth+tagged": head + b"\xc1" + nested(64),
+        "cbor.duplicate-key+indefinite": head + b"\xbf\x61t\xa0\x7f\x61t\xff\xa0\xff",
+        "cbor.trailing-bytes+indefinite": b"\xbf\xff\x00",
+        "cbor.reserved+tag": b"\xdf\x00",
+        "cbor.reserved+integer": b"\x9f\x1f\xff",
+        "cbor.utf8+chunks": head + b"\xbf\x7f\x61\xc3\x61\x28\xff\xa0\xff",
+        "cbor.tag": head + b"\xa1\x61t\xc2\x49\x01" + bytes(8),
         "cbor.key-type": head + b"\xa1\x01\xa0",
         "cbor.utf8": head + b"\xa1\x62\xc3\x28\xa0",
         "cbor.reserved": head + b"\xbc",
-        "cbor.simple": head + b"\xf7",
+        "cbor.simple": head + b"\xe5",
     }
     return {name: zt_file(body) for name, body in bodies.items() if body} | {
         name: zt_file(body, {64: b"x"}) for name, body in bodies.items() if not body
@@ -352,7 +406,10 @@ def place_rejects() -> dict[str, bytes]:
         ),
         "zt.blob-out-of-bounds+empty": zt_file(manifest({"t": tensor(**at(1 << 20, 0))}), {64: F32}),
         "zt.blob-overlap": two(at(64, 64), at(128, 4), {64: long}),
-        "zt.blob-overlap+alias": two(at(64), at(64), {64: long}),
+        "zt.blob-overlap+beginning": two(at(64, 4), at(64, 1), {64: long}),
+        "zt.blob-overlap+shared-and-more": zt_file(
+            manifest({"a": tensor(**at(64, 32)), "b": tensor(**at(64, 32)), "c": tensor(**at(128, 4))}), {64: long}
+        ),
         "zt.blob-overlap+inside": two(at(128, 1), at(64, 32), {64: long}),
         "zt.header-magic": zt_file(manifest(), {64: F32}, header=b"ZTEN1001"),
         "zt.header-magic+short": b"ZTEN",

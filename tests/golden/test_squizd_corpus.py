@@ -24,12 +24,19 @@ PAGE = HERE.parent.parent / "spec" / "squizd.md"
 # A million blocks make no small file; a unit test has them.
 TOO_LARGE = {"squizd.too-many-blocks"}
 NOTES = {"squizd.no-directory", "squizd.masks-apart"}
-REMARKS = {"squizd.masks-apart", "squizd.no-directory", "squizd.between", "squizd.trailing-bytes"}
+REMARKS = {
+    "squizd.masks-apart",
+    "squizd.mask-order",
+    "squizd.no-directory",
+    "squizd.between",
+    "squizd.trailing-bytes",
+}
 PACKED = {"f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn"}
 # Verify looks into what Ingot can read; an empty file is of no format.
 NOT_VERIFIED = {
     "squizd.sparse-without-directory",
     "squizd.sparse-ambiguous",
+    "squizd.sparse-ambiguous+orders",
     "squizd.tca-ambiguous",
     "squizd.magic+empty",
 }

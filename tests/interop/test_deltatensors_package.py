@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ingot
 from ingot.codecs.table import CODECS
+from ingot.errors import IngotError
 from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.ops.delta.parent import matching_order, parent_hash, parent_orders
 from ingot.testing.codecs import encode_tensor
 
 dt = pytest.importorskip("deltatensors")
 torch = pytest.importorskip("torch")
-from deltatensors.compress import decompress  # noqa: E402
-from deltatensors.format import read_wdelta  # noqa: E402
+from deltatensors.compress import compress, decompress  # noqa: E402
+from deltatensors.format import read_wdelta, write_wdelta  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -214,6 +216,98 @@ def test_parent_hashes_of_what_was_in_memory(tmp_path: Path, base: Arrays, tuned
     with ingot.open(tmp_path / "base.safetensors") as opened:
         assert matching_order(opened, sorted(base), raw) == "sorted"
         assert matching_order(opened, sorted(base), wide) == ("sorted" if raw == wide else "sorted-f32")
+
+
+def partial(path: Path, base: Arrays, tuned: Arrays, names: Sequence[str], parent: str) -> Path:
+    """A delta of some tensors, by the peer's own functions."""
+    deltas = {name: compress(tuned[name] - base[name].astype(np.float32), "sparse", sparsity=0.5) for name in names}
+    with path.open("wb") as file:
+        write_wdelta(file, parent, "sparse", deltas)
+    return path
+
+
+@pytest.mark.parametrize("shards", ["one", "a", "b"])
+@pytest.mark.parametrize("stored", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("hashed", ["whole", "whole-f32", "covered"])
+def test_a_partial_delta_of_the_peer(
+    tmp_path: Path, base: Arrays, tuned: Arrays, hashed: str, stored: str, shards: str
+) -> None:
+    """``load_delta`` hashes the whole base that it is given, ``load_delta_from_paths`` what the delta covers."""
+    dtype = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}[stored]
+    arrays = {name: value.astype(dtype) for name, value in base.items()}
+    wide = {name: value.astype(np.float32) for name, value in arrays.items()}
+    torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[stored]
+    here = folder(tmp_path / "base", base, SHARDS[shards], torch_dtype)
+    names = ["layers.2.w", "b"]
+    given = arrays if hashed == "whole" else wide if hashed == "whole-f32" else {name: arrays[name] for name in names}
+    path = partial(tmp_path / "x.wdelta", arrays, tuned, names, dt.hash_state_dict(given))
+    ingot.patch(here, [path], tmp_path / "out.safetensors")
+    loaded = dt.load_delta(path, given if hashed != "covered" else arrays, verify=hashed != "covered")
+    with ingot.open(tmp_path / "out.safetensors") as patched:
+        assert sorted(patched) == sorted(base)
+        assert same({name: patched[name].numpy() for name in names}, {name: loaded[name] for name in names})
+    state = {name: value.copy() for name, value in wide.items()}
+    if hashed == "whole-f32":
+        ingot.apply_delta(state, path)
+        assert same({name: state[name] for name in names}, {name: loaded[name] for name in names})
+    other = {**arrays, "embed": arrays["embed"] + 1}
+    wrong = partial(tmp_path / "w.wdelta", arrays, tuned, names, dt.hash_state_dict(other))
+    with pytest.raises(IngotError) as caught:
+        ingot.patch(here, [wrong], tmp_path / "wrong.safetensors")
+    assert caught.value.rule == "delta.base"
+
+
+@pytest.mark.parametrize("second", [["layers.2.w", "b"], ["b"]])
+def test_a_chain_of_partial_deltas_of_the_peer(
+    tmp_path: Path, base: Arrays, tuned: Arrays, second: Sequence[str]
+) -> None:
+    """What the peer has after the first link is what that link covers, in float32."""
+    here = folder(tmp_path / "base", base, SHARDS["one"])
+    first = partial(tmp_path / "1.wdelta", base, tuned, ["layers.2.w", "b"], dt.hash_state_dict(base))
+    middle = dt.load_delta(first, base)
+    last = {name: value + np.float32(0.25) * tuned[name] for name, value in middle.items()}
+    then = partial(tmp_path / "2.wdelta", middle, last, second, dt.hash_state_dict(middle))
+    expected = dt.load_delta_chain([first, then], base)
+    ingot.patch(here, [first, then], tmp_path / "out.safetensors")
+    with ingot.open(tmp_path / "out.safetensors") as patched:
+        assert same({name: patched[name].numpy() for name in second}, expected)
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "wdelta" / "valid"
+OF_OTHERS = ("references", "types", "dtype", "int4-layout-1")
+
+
+@pytest.mark.parametrize("stem", sorted(path.stem for path in GOLDEN.glob("*") if path.stem.startswith(OF_OTHERS)))
+def test_ingot_reads_what_the_peers_reader_reads(tmp_path: Path, stem: str) -> None:
+    """Arrays of other types, references of other forms, differences in float16: to the peer's result and its type."""
+    path = GOLDEN / f"{stem}.wdelta"
+    if stem == "references-to-other-names":  # as the document has references; the peer does not follow them
+        with pytest.raises(KeyError):
+            peer_differences(path)
+        return
+    peer = peer_differences(path)
+    found = differences(path)
+    assert all(np.array_equal(found[name], peer[name].astype(np.float32)) for name in peer)
+    base = {name: np.full(value.shape, 0.375, value.dtype) for name, value in peer.items()}
+    ingot.save(tmp_path / "base.safetensors", base)
+    ingot.patch(tmp_path / "base.safetensors", [path], tmp_path / "out.safetensors", verify_base=False)
+    loaded = dt.load_delta(path, base, verify=False)
+    with ingot.open(tmp_path / "out.safetensors") as patched:
+        for name, value in loaded.items():
+            assert patched[name].numpy().dtype == value.dtype
+            assert np.array_equal(patched[name].numpy(), value)
+    ingot.convert(path, tmp_path / "moved.zt")
+    with ingot.open(tmp_path / "moved.zt") as moved:
+        assert all(np.array_equal(moved[name].numpy(), found[name]) for name in found)
+
+
+def test_a_parent_hash_may_have_capitals(tmp_path: Path, base: Arrays, tuned: Arrays) -> None:
+    parent = dt.hash_state_dict(base)
+    path = partial(tmp_path / "x.wdelta", base, tuned, list(base), parent.upper())
+    with ingot.open(path) as delta:
+        assert delta.metadata["delta"]["base"]["hashes"]["wdelta"] == parent
+    ingot.save(tmp_path / "base.safetensors", base)
+    ingot.patch(tmp_path / "base.safetensors", [path], tmp_path / "out.safetensors")
 
 
 def test_chains_in_both_directions(tmp_path: Path, base: Arrays, tuned: Arrays, way: Any) -> None:

@@ -222,7 +222,9 @@ class Stranger:
         self, spans: list[tuple[int, int]], tables: list[list[tuple[int, float, float]]], stem: str
     ) -> dict[str, np.ndarray]:
         entries = [entry for table in tables for entry in table]
+        count = sum(block.magic != b"NPCL" for start, end in spans for block in self.walk(start, end))
         firsts = [entry for entry in entries if not entry[0] >> 63]
+        firsts = firsts if len(firsts) == count else entries[:count]
         found, quantized = {}, 0
         for layer, (start, end) in enumerate(spans):
             for number, block in enumerate(self.walk(start, end)):
@@ -231,7 +233,8 @@ class Stranger:
                 if block.magic != b"NPCL":
                     id, *pair = firsts[quantized]
                     quantized += 1
-                    pairs = [(scale, zero) for other, scale, zero in entries if other == id | 1 << 63]
+                    others = [entry for entry in entries if entry not in firsts]
+                    pairs = [(scale, zero) for other, scale, zero in others if other == id | 1 << 63]
                     rows, cols = block.shape
                     group = (block.sub or cols * rows // len(pairs)) if pairs else 0
                     pairs = pairs or [(pair[0], pair[1])]
@@ -246,7 +249,7 @@ class Stranger:
 def readable(path: Path) -> bool:
     data = path.read_bytes()
     unread = {"npcl-own-codes", "entries-swapped-nameless"}  # the latter takes a list of usual names
-    unread |= {"sparse-full-nameless", "sparse-compacted-nameless"}
+    unread |= {"sparse-full-nameless", "sparse-compacted-nameless", "note-squizd.mask-order+nameless"}
     return not any(magic in data for magic in (b"ASTW", b"TCAW")) and path.stem not in unread
 
 
@@ -300,6 +303,7 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
         made |= {f"{prefix}mlp.{one}_proj.weight": matrix(40, 16) for one in ("gate", "up")}
         made[prefix + "mlp.down_proj.weight"] = matrix(16, 40)
         made[prefix + "experts.weight"] = matrix(2, 3, 16)
+        made[prefix + "odd_proj.weight"] = matrix(9, 7)
     return made | {"model.norm.weight": matrix(16), "lm_head.weight": matrix(24, 16)}
 
 
@@ -325,7 +329,7 @@ def convert(tmp_path: Path) -> Callable[..., Path]:
     [
         None,
         "bits = 4, group = 8",
-        "bits = 4, group = 7",
+        "bits = 4, group = 5",
         'bits = 4, group = "row"',
         'bits = 4, group = "tensor"',
         'bits = 4, group = 16, symmetric = false, signed = true, quantizer = "mse"',

@@ -278,3 +278,17 @@ def test_their_reader_checks_our_digests_and_ours_theirs(tmp_path: Path, read: A
         with pytest.raises(IntegrityError) as caught:
             read().tensors["t"].parts["data"].stored()
         assert caught.value.rule == "part.digest-mismatch"
+
+
+@pytest.mark.parametrize("stem", ["foreign-indefinite", "foreign-tags", "foreign-undefined", "shared-blobs"])
+def test_what_the_package_reads_of_others_is_read(tmp_path: Path, read: Any, stem: str) -> None:
+    """Indefinite lengths, tags, undefined, and parts that share a blob."""
+    path = Path(__file__).parent.parent / "golden" / "zt" / "valid" / f"{stem}.zt"
+    (tmp_path / "m.zt").write_bytes(path.read_bytes())
+    reader = ztensor.Reader(theirs(tmp_path))
+    found = read().tensors
+    assert sorted(reader.keys()) == sorted(found)
+    for name, tensor in found.items():
+        array = np.asarray(reader.read_numpy(name))
+        assert array.shape == tensor.shape
+        assert array.tobytes() == bytes(tensor.parts["data"].view())

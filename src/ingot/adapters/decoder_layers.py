@@ -6,6 +6,7 @@ This module needs torch and transformers to be imported (``core.extras.require``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -143,12 +144,17 @@ class InNativeCalls:
     """
 
     _built: _Built | None = None
+    listener: Callable[[torch.Tensor], object] | None = None
+    """Gets the input of each call: a hook of torch or transformers would have the layer's own forward compute."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, (type(self).__mro__[2],), {name: value for name, value in vars(self).items() if name != "_built"}
+        kept = {name: value for name, value in vars(self).items() if name not in ("_built", "listener")}
+        return _blank, (type(self).__mro__[2],), kept
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **given: Any) -> Any:
         """Return what the layer returns for x [sequences, tokens, hidden]."""
+        if self.listener is not None:
+            self.listener(hidden_states)
         built = self.built() if not args and self._plain(hidden_states, given) else None
         if built is None:
             own: Any = super()

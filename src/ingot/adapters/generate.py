@@ -158,7 +158,9 @@ def draft_head(path: AnyPath, model: Any) -> Any:
     with open_checkpoint(path) as checkpoint, located(checkpoint.location):
         carried = checkpoint.attachments.draft
         if carried is None and "fc.weight" not in checkpoint:
-            raise no_attachment("draft", path)
+            error = no_attachment("draft", path)
+            error.message += ", or name one that lies elsewhere with --draft-head PATH"
+            raise error
         own = config_of_draft(checkpoint)
         return eagle.DraftHead(checkpoint if carried is None else carried, model, own)
 

@@ -6,7 +6,8 @@ This module needs torch to be imported (``core.extras.require`` names the extra)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -31,8 +32,23 @@ KERNELS = frozenset({"cpu"})
 """Kinds of devices that kernels of ours compute on; on all others torch's own operations do."""
 
 _scratch = threading.local()
+_rows = threading.local()
+_MOST_ALONE = 64  # rows that the kernel for few of them takes
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+@contextmanager
+def rows_alone() -> Iterator[None]:
+    """Have packed layers compute up to 64 rows by the kernel for one row, on this thread: each has the same bits alone.
+
+    Otherwise another kernel, which adds in another order, takes more than a few rows.
+    """
+    _rows.alone = True
+    try:
+        yield
+    finally:
+        _rows.alone = False
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -235,7 +251,8 @@ class PackedLinear(PackedWeight):
         if x.dtype in _NAMES and has_kernels(x.device):
             if self.rounding and self.matrix.rounds:
                 return self._from_codes(x, bias, self.matrix.int8_bits)
-            way = self.matrix.way(_NAMES[x.dtype], x.shape[0])
+            alone = x.shape[0] <= _MOST_ALONE and getattr(_rows, "alone", False)
+            way = self.matrix.way(_NAMES[x.dtype], 1 if alone else x.shape[0])
             if way is not None:
                 return self._from_codes(x, bias, way)
         return self._in_blocks(x, None if bias is None else bias.to(x.dtype))

@@ -13,12 +13,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ingot.adapters.decoder_layers import InNativeCalls
+from ingot.adapters.packed_linear import PackedWeight, rows_alone
 from ingot.errors import UnsupportedError
 
 # Elements: of a vector, of what torch gives a thread, of the largest layer that is tried out.
@@ -221,6 +224,8 @@ class _Run:
 
     def __init__(self, model: Any, drafter: Drafter, done: Speculated) -> None:
         self._model, self._drafter, self.done = model, drafter, done
+        self._layers = [module for module in model.modules() if isinstance(module, InNativeCalls)]
+        self._packed = any(isinstance(module, PackedWeight) for module in model.modules())
         self._cache: Any = None
         self._last = 0
         self._mode = Alone()
@@ -245,7 +250,7 @@ class _Run:
             proposed = self._drafter.propose(ahead)
             self.done.proposed += ahead
             ids = self._ids([self._last, *proposed])
-            with self._mode:
+            with self._mode, rows_alone():
                 self._mode.count = ids.shape[1]
                 logits, features = self._pass(ids)
                 self._mode.count = 1
@@ -283,14 +288,27 @@ class _Run:
         )
         if not same:
             self.done.dropped = "this machine computes several tokens together with other bits than one by one"
+            if self._packed:
+                self.done.dropped += "; decoded weights (--decode) may make it of use"
         self.done.compared = time.perf_counter() - began
         return alone
 
     def _pass(self, ids: Any) -> tuple[Any, Any]:
-        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, output_hidden_states=True)
+        """Return logits and features, which are inputs of layers; tokens are computed as without a drafter."""
+        wanted, states = self._drafter.features, dict[int, torch.Tensor]()
+        if max(wanted) < len(self._layers):
+            for number in wanted:
+                self._layers[number].listener = partial(states.__setitem__, number)
+            try:
+                output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
+            finally:
+                for number in wanted:
+                    self._layers[number].listener = None
+        else:
+            output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, output_hidden_states=True)
+            states = {number: output.hidden_states[number] for number in wanted}
         self._cache = output.past_key_values
-        features = torch.cat([output.hidden_states[layer] for layer in self._drafter.features], -1)
-        return output.logits, features
+        return output.logits, torch.cat([states[number] for number in wanted], -1)
 
     def _ids(self, tokens: list[int]) -> Any:
         return torch.tensor([tokens], device=self._device)

@@ -164,6 +164,16 @@ class Marked(Protocol):
 
 
 @runtime_checkable
+class HoldsTiers(Protocol):
+    """A format of a folder that may hold other forms of the same model: these are no second checkpoint.
+
+    ``tiers`` are the names of their files.
+    """
+
+    tiers: tuple[str, ...]
+
+
+@runtime_checkable
 class ConfigKeys(Protocol):
     """A format whose tensors are packed as ``config.json`` says.
 
@@ -190,8 +200,9 @@ class ReadsConfig(Protocol):
 
 @runtime_checkable
 class EvenGroups(Protocol):
-    """A format in whose layers groups divide the columns; ``even_groups`` are the sizes that its programs run.
+    """A format in whose layers groups divide the columns.
 
+    ``even_groups``: the sizes that its programs run; empty where each divisor of the columns will do.
     ``one_group``: all layers of a folder have groups of one size.
     """
 

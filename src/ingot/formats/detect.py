@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from ingot.core.config import CONFIG
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Exported, Format, LastResort, LooksInside, Marked
+from ingot.formats.base import Exported, Format, HoldsTiers, LastResort, LooksInside, Marked
 from ingot.formats.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
+from ingot.formats.npydir.names import ARRAYS_READY as READY
+from ingot.formats.npydir.names import FINALIZED
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
 
@@ -59,7 +61,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 
     A format whose artifact is the whole folder is taken before other weights in it if its sentinel is there
     (``Marked``). Without one, nothing says which of the two is meant. What is exported from a checkpoint (``Exported``)
-    is passed over beside one.
+    is passed over beside one, and so is another form of the same model (``HoldsTiers``). A folder that holds nothing
+    but squish's finalized arrays is of their format.
 
     Raises
     ------
@@ -99,7 +102,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
         raise UsageError(f"expected one checkpoint in the folder, found {listed}; name the file", rule="detect.several")
-    last = _last_resort(names, store)
+    last = _last_resort(names, store) or _finalized(names, store)
     if last is not None:
         return last
     if store is not None:
@@ -108,6 +111,12 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         f"expected a folder with a checkpoint ({', '.join(dict.fromkeys(known))}), found {_told(names)}",
         rule="detect.none",
     )
+
+
+def _finalized(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
+    """Return the folder of finalized arrays of a Squish directory whose other forms are gone, if it is complete."""
+    there = f"{FINALIZED}/" in names and store is not None and store.exists(f"{FINALIZED}/{READY}")
+    return (FORMATS["npy"], f"{FINALIZED}/{READY}") if there else None
 
 
 def _told(names: Sequence[str]) -> str:
@@ -122,6 +131,8 @@ def _told(names: Sequence[str]) -> str:
 
 def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
     """Return the claims without what lies beside the checkpoint that is meant."""
+    tiers = {name for format, _ in claims if isinstance(format, HoldsTiers) for name in format.tiers}
+    claims = [pair for pair in claims if pair[1] not in tiers]
     if len(claims) > 1:
         claims = [pair for pair in claims if not isinstance(pair[0], Exported)] or claims
     if len(claims) > 1:

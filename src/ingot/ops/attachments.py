@@ -253,6 +253,9 @@ def _no_package(where: str, expected: str) -> FormatError:
 
 def no_attachment(kind: str, path: AnyPath) -> UsageError:
     """Return the refusal ``attachments.none``."""
+    advice = f"put one in with `ingot convert MODEL OUT --{kind} PATH`"
     return UsageError(
-        f"expected a {KINDS[kind]} in this artifact, found none", rule="attachments.none", where=location_of(path)
+        f"expected a {KINDS[kind]} in this artifact, found none: {advice}",
+        rule="attachments.none",
+        where=location_of(path),
     )

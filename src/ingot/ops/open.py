@@ -28,7 +28,8 @@ from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
 from ingot.ops.missing import missing_path
-from ingot.stores.table import STORES, locate_model, location_of
+from ingot.ops.squish.table import FOUR_BIT, THREE_BIT
+from ingot.stores.table import STORES, from_url, locate_model, location_of
 
 STORES.add("library", "ingot.ops.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
 
@@ -325,6 +326,9 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
         format, entry = detect(listed, name)
         catalog = format.read(listed, entry, verify=verify)
     except IngotError as error:
+        packed = _packed_tier(listed) if error.rule == "detect.none" else None
+        if packed is not None:
+            return open_found(packed, "", verify=verify, max_decompressed=max_decompressed)
         raise _located(explain(error, store), location) from None
     source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
     try:
@@ -333,6 +337,15 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
         source.close()
         raise
     return source
+
+
+def _packed_tier(store: Store) -> Store | None:
+    """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
+    for tier in (FOUR_BIT, THREE_BIT):
+        if tier.path in store.folders() and any(store.exists(mark) for mark in tier.marks):
+            path = store.local_path(tier.path)
+            return from_url(store.url_of(tier.path) if path is None else path)
+    return None
 
 
 def detect(store: Store, name: str) -> tuple[Format, str]:

@@ -177,7 +177,7 @@ class File:
         if late:
             main.directory = main.start + len(body)
             body += late
-        index = _index(main, main.tables[0][0] if main.tables else main.directory + (0 if self.earlier else 12))
+        index = _index(main, main.tables[0][0] if main.tables else main.directory if self.earlier else 0)
         flags = _flags(self.items, self.draft, self.coreml) if self.flags is None else self.flags
         header = _header(flags, count, self.items, _draft_meta(self.draft, draft))
         data = header + index + body

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 PARENT = "0123456789abcdef" * 4
-ITEM = {"float32": 4, "float16": 2, "uint8": 1, "int64": 8, "int32": 4}
+
+
+def _item(dtype: str) -> int:
+    """Return the bytes of an element; 1 for a type that is none of a number."""
+    try:
+        return np.dtype(dtype).itemsize
+    except (TypeError, SyntaxError):
+        return 1
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Record:
 
     def pack(self) -> bytes:
         """The record's bytes."""
-        shape = [len(self.data) // ITEM.get(self.dtype, 1)] if self.shape is None else self.shape
+        shape = [len(self.data) // _item(self.dtype)] if self.shape is None else self.shape
         texts = [text.encode("utf-8", "surrogateescape") for text in (self.tensor, self.field, self.dtype)]
         head = b"".join(struct.pack("<I", len(text)) + text for text in texts)
         head += struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", size) for size in shape)

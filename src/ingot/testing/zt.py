@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 from ingot.core import cbor
@@ -48,6 +49,28 @@ def manifest(objects: Any = None, version: Any = "1.2.0", **fields: Any) -> dict
     """Return a manifest, by default with one tensor ``t``."""
     entry = {"version": version, "objects": {"t": tensor()} if objects is None else objects, **fields}
     return {key: value for key, value in entry.items() if value is not OMIT}
+
+
+def loose_cbor(item: Any, rng: Random) -> bytes:
+    """Return the item with tags and indefinite lengths here and there; ``undefined`` in the place of some nulls."""
+    if rng.random() < 0.2:  # 2 and 3 are bignums of byte strings
+        return rng.choice([b"\xc6", b"\xd8\x63", b"\xd9\xd9\xf7"]) + loose_cbor(item, rng)
+    loose = rng.random() < 0.5
+    if isinstance(item, dict):
+        body = b"".join(loose_cbor(key, rng) + loose_cbor(inner, rng) for key, inner in item.items())
+        return b"\xbf" + body + b"\xff" if loose else bytes([0xA0 | len(item)]) + body
+    if isinstance(item, list):
+        body = b"".join(loose_cbor(inner, rng) for inner in item)
+        return b"\x9f" + body + b"\xff" if loose else bytes([0x80 | len(item)]) + body
+    if isinstance(item, str | bytes) and loose:
+        cut = rng.randrange(len(item) + 1)
+        return (
+            (b"\x7f" if isinstance(item, str) else b"\x5f") + cbor.dumps(item[:cut]) + cbor.dumps(item[cut:]) + b"\xff"
+        )
+    if isinstance(item, int) and not isinstance(item, bool) and loose:
+        number = (item if item >= 0 else -1 - item).to_bytes(9, "big")
+        return (b"\xc2" if item >= 0 else b"\xc3") + cbor.dumps(number)
+    return b"\xf7" if item is None and loose else cbor.dumps(item)
 
 
 def zstd_frame(content: bytes, *, repeat: int = 0) -> bytes:

@@ -17,13 +17,17 @@ import transformers
 
 import ingot
 from ingot.adapters import speculate as speculate_module
+from ingot.adapters.decoder_layers import InNativeCalls
 from ingot.adapters.eagle import DraftHead
 from ingot.adapters.generate import draft_head, generate, greedy
 from ingot.adapters.options import Draft
+from ingot.adapters.packed_linear import PackedLinear, rows_alone
 from ingot.adapters.speculate import speculate
 from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
+from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
+from ingot.testing.codecs import encode_tensor
 from ingot.testing.drafts import draft_head as random_head
 from ingot.testing.models import make, make_tokenizer
 
@@ -110,6 +114,68 @@ def test_packed_layers_draft_too(packed: Path) -> None:
         done = speculate(model, PROMPT, COUNT, never, Oracle(plain, 0.7), ahead)
         assert (done.tokens, done.dropped) == (plain, "")
         assert max(done.accepted) > 0
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose layers are large enough that sums in another order come out otherwise in 16 bits."""
+    folder = tmp_path_factory.mktemp("wide") / "llama"
+    size = make_tokenizer(folder)
+    shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 4}
+    make("llama", folder, vocab_size=size, eos_token_id=None, max_position_embeddings=256, **shape)
+    return folder
+
+
+RULE = '[[rules]]\nroles = ["attention", "mlp"]\nmin_ndim = 2\ncodec = "affine"\noptions = {{ bits = 4, group = {} }}\n'
+
+
+@pytest.mark.parametrize("group", [64, 24])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_packed_layers_compute_proposals_with_the_bits_of_single_tokens(
+    wide: Path, tmp_path: Path, group: int, dtype: str
+) -> None:
+    """A pass over proposals is of more rows than the kernel takes that computes single tokens."""
+    (tmp_path / "r.toml").write_text(RULE.format(group))
+    ingot.convert(wide, tmp_path / "packed", tmp_path / "r.toml", format="zt")
+    model = load_model(tmp_path / "packed", keep_packed=True, dtype=dtype)
+    plain, _ = greedy(model, PROMPT, 14, never)
+    done = speculate(model, PROMPT, 14, never, Oracle(plain, 0.8), 7)
+    assert (done.tokens, done.dropped) == (plain, "")
+    assert max(done.accepted) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_alone_have_the_bits_of_one_row(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((2048, 1024)).astype(np.float32)
+    tensor = encode_tensor(CODECS["affine"], weight, {"bits": 4, "group": 64}, dtype="f32")
+    layer = PackedLinear.of(tensor, dtype=dtype)
+    x = torch.from_numpy(rng.standard_normal((8, 1024)).astype(np.float32)).to(dtype)
+    with torch.inference_mode():
+        single = torch.cat([layer(row) for row in x.split(1)])
+        assert not torch.equal(layer(x), single)
+        with rows_alone():
+            assert torch.equal(layer(x), single)
+        assert not torch.equal(layer(x), single)
+
+
+def test_layers_in_native_calls_draft_too(wide: Path, tmp_path: Path) -> None:
+    """With ``compute="int8"`` a layer that somebody listens to computes otherwise: features come without a hook."""
+    (tmp_path / "r.toml").write_text(RULE.format(64))
+    ingot.convert(wide, tmp_path / "packed", tmp_path / "r.toml", format="zt")
+    model = load_model(tmp_path / "packed", keep_packed=True, compute="int8")
+    assert sum(isinstance(module, InNativeCalls) for module in model.modules()) == 4
+    plain, _ = greedy(model, PROMPT, 14, never)
+    run_once = speculate_module._Run(model, Oracle(plain, 1.0), speculate_module.Speculated())
+    with torch.inference_mode():
+        logits, features = run_once._pass(PROMPT)
+        assert torch.equal(logits, model(input_ids=PROMPT, use_cache=True).logits)
+    assert features.shape == (1, PROMPT.shape[1], 3 * 256)
+    assert not any(getattr(module, "listener", None) for module in model.modules())
+    for right in (1.0, 0.6):
+        done = speculate(model, PROMPT, 14, never, Oracle(plain, right))
+        assert (done.tokens, done.dropped) == (plain, "")
+    assert greedy(model, PROMPT, 14, never)[0] == plain
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8])

@@ -1,4 +1,4 @@
-"""The affine family's integers in another layout: same grid, other packing (``spec/affine.md``, "Repacking").
+"""The affine family's integers in another layout: other packing, same or finer grid (``spec/affine.md``, "Repacking").
 
 Whatever the layout, a chunk is first brought to rows that begin at a byte, lowest bit first; from there signs flip and
 rows join.
@@ -19,7 +19,7 @@ from ingot.core import native
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import as_bits, cast, float_name, written
 from ingot.errors import IntegrityError
-from ingot.model.layouts.affine import CODES, FLAT_LSB, ROWS_LSB, SCALES, ZEROS, AffineLayout
+from ingot.model.layouts.affine import CODES, FLAT_LSB, ROWS_LSB, SCALES, ZEROS, AffineLayout, Grid, Group
 from ingot.model.part import CHUNK, Part
 from ingot.model.tensor import Array, Tensor
 
@@ -50,7 +50,7 @@ class AffineRepack:
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
-        scales = prod(self.stored.scale_shape(1, cols))
+        scales = max(prod(layout.scale_shape(1, cols)) for layout in (self.stored, self.target))
         # Codes as read or made, aligned, flipped and joined; scales and zero points as read, and in two types.
         return (4 + spread) * packed + scales * 28
 
@@ -150,7 +150,16 @@ class AffineRepackReader:
         elif self._repack.target.zeros:
             parts[ZEROS] = self._repack.new_zeros(scales.size)
         self._shared = self._repack.stored.per_tensor
-        return parts
+        return {role: values if role == CODES else self._refined(values, rows) for role, values in parts.items()}
+
+    def _refined(self, values: Array, rows: int) -> Array:
+        """Repeat the scales or zero points of groups for the smaller groups of the target."""
+        stored, target = self._repack.stored, self._repack.target
+        if stored.grid == target.grid or not values.size:
+            return values
+        factor = stored.group_columns(self._cols) // target.group_columns(self._cols)
+        repeated = np.repeat(values.reshape(rows, -1), factor, axis=1)
+        return np.ascontiguousarray(repeated[:, : target.scale_shape(rows, self._cols)[1]]).reshape(-1)
 
     def finish(self) -> None:
         self._packed.finish()
@@ -183,12 +192,12 @@ class AffineRepackReader:
 def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
     """Why no layout ``target`` has the integers and scales of ``stored``, whatever they are; None if it may.
 
-    Both are of one tensor. Codes keep their sign or change it, in rows or, where these do not fill their bytes, without
-    padding; scales keep their type or become f32. One zero point for all codes becomes a part where the target has one,
-    and a part of equal ones may be left out where the target has that one. Offsets keep the sign: a shifted one is not
-    exact.
+    Both are of one tensor. Groups stay, or are cut into equal smaller ones. Codes keep their sign or change it, in rows
+    or, where these do not fill their bytes, without padding; scales keep their type or become f32. One zero point for
+    all codes becomes a part where the target has one, and a part of equal ones may be left out where the target has
+    that one. Offsets keep the sign: a shifted one is not exact.
     """
-    if (stored.bits, stored.grid) != (target.bits, target.grid):
+    if stored.bits != target.bits or not _refines(stored.grid, target.grid):
         return "codes of other bits, or scales on another grid, are other numbers"
     if stored.matrix is not None or stored.block is not None or target.matrix is not None:
         return "scales over blocks, and codes packed as another matrix than the tensor's, stay as they are"
@@ -197,6 +206,13 @@ def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
     if target.scales not in (stored.scales, "f32"):
         return f"scales of {stored.scales} become f32 or stay, not {target.scales}"
     return _other_zeros(stored, target) if stored.signed != target.signed or stored.zero != target.zero else None
+
+
+def _refines(stored: Grid, target: Grid) -> bool:
+    """Whether each group of the target lies in one group of the stored grid."""
+    if isinstance(stored, Group) and isinstance(target, Group):
+        return stored.columns % target.columns == 0
+    return stored == target
 
 
 def _other_zeros(stored: AffineLayout, target: AffineLayout) -> str | None:

@@ -43,9 +43,9 @@ from ingot.model.tensor import Array, Tensor
 ID = Int4DeltaLayout.codec
 PARTS = {
     "outlier_idx": ("i64", "i32"),
-    "outlier_vals": ("f16",),
-    "scale": ("f16",),
-    "zero_point": ("f16",),
+    "outlier_vals": ("f16", "f32"),
+    "scale": ("f16", "f32", "f64"),
+    "zero_point": ("f16", "f32", "f64"),
     "packed": ("u8",),
 }
 LAYOUTS = (1, 2)

@@ -36,7 +36,7 @@ from ingot.model.part import Part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-PARTS = {"scales": ("f16",), "packed_signs": ("u8",)}
+PARTS = {"scales": ("f16", "f32"), "packed_signs": ("u8",)}
 
 
 def scale_rows(shape: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
-from ingot.formats.npydir.names import MANIFEST, refuses_name
+from ingot.formats.npydir.names import ARRAYS_READY, MANIFEST, refuses_name
 from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
@@ -23,7 +23,6 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 SUFFIX = ".npy"
-READY = ".ready"
 
 
 class NpyFormat:
@@ -47,7 +46,7 @@ class NpyFormat:
 
     def marked(self, store: Store) -> bool:
         """Whether squish's sentinel ``.ready`` is there."""
-        return store.exists(READY)
+        return store.exists(ARRAYS_READY)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""
@@ -74,17 +73,18 @@ class NpyFormat:
         return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Check the header of every array; there are no digests to verify.
+        """Check the header of every array in the folder of ``name``; there are no digests to verify.
 
         Raises ``FormatError`` with the rules of spec/npydir.md; ``npydir.link``; ``npydir.manifest-collision``.
         """
-        listing = store.list()
+        folder = name.rpartition("/")[0]
+        listing = store.list(folder)
         files, leading = _arrays(listing.files), _arrays(listing.outside)
         if leading:
             raise FormatError("npydir.link", "expected files in this folder, found a link out of it", where=leading[0])
         tensors, headers, sources = {}, {}, []
         try:
-            for key, file in zip(_tensor_names(files), files, strict=True):
+            for key, file in zip(_tensor_names(files), (f"{folder}/{file}".lstrip("/") for file in files), strict=True):
                 array = open_array(store, file)
                 headers[file] = array.head
                 sources.append(array.source)

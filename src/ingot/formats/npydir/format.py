@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.npydir.carry import refusal
-from ingot.formats.npydir.names import FOLDER, MANIFEST, READY, require_distinct
+from ingot.formats.npydir.names import BF16_TIER, FOLDER, MANIFEST, READY, require_distinct
 from ingot.formats.npydir.reader import read_catalog
 from ingot.formats.npydir.sidecar import json_metadata
 from ingot.formats.npydir.writer import NpydirWriter, directory_size
@@ -27,6 +27,7 @@ class NpydirFormat:
     shards = False
     attachments: tuple[str, ...] = ()
     folder = True
+    tiers: tuple[str, ...] = (BF16_TIER,)
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the manifest's name."""

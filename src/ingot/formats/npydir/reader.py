@@ -83,12 +83,14 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
             f"expected tensors, or {READY}, which marks a directory of none as finished; found neither",
             where=MANIFEST,
         )
+    unmarked = ("npydir.unmarked", f"{READY}, which marks a directory as finished, is not there")
     return Catalog(
         tensors=tensors,
         metadata=sidecar.metadata if sidecar else {},
         headers=reading.headers,
         sources=tuple(reading.sources),
-        notes=tuple(_notes(others, reading, marked=marked)),
+        notes=tuple(_notes(others, reading)),
+        remarks=() if marked else (unmarked,),  # section 4 of the document does not have it
         manifest_digest=sidecar is not None and sidecar.digest is not None,
     )
 
@@ -226,10 +228,8 @@ def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidec
     return sidecar
 
 
-def _notes(others: list[str], reading: _Reading, *, marked: bool) -> Iterator[tuple[str, str]]:
-    """What is allowed but worth telling."""
-    if not marked:
-        yield "npydir.unmarked", f"{READY}, which marks a finished directory, is not there"
+def _notes(others: list[str], reading: _Reading) -> Iterator[tuple[str, str]]:
+    """Yield what is allowed but worth a note."""
     if others:
         yield "npydir.other-file", f"{len(others)} files in {FOLDER}/ are no arrays, such as {others[0][:80]!r}"
     if reading.unused:

@@ -77,6 +77,31 @@ def compacted(spec: TensorSpec) -> str | None:
     )
 
 
+def undescribed(spec: TensorSpec) -> str | None:
+    """Return why a block of the SQUIZD document does not state the values of a tensor; None if it does.
+
+    The directory states what such a block lacks, so that files that hold one are read. Only the writer refuses it.
+    """
+    layout, shape = layout_of(spec), matrix_shape(spec.shape)
+    if isinstance(layout, BlocksLayout):
+        shape = layout.inner_shape(spec.shape)
+        if layout.whole and isinstance(layout.inner, AstcLayout):
+            return (
+                "an ASTC texture holds no exact zeros, so that a reader of the document does not find which blocks are "
+                "dropped; use another recipe, or store what is left of pruned matrices, for Ingot to read, with "
+                "--prune-compact"
+            )
+        layout = layout.inner
+    if isinstance(layout, AffineLayout) and layout.group_size is not None and shape[0]:
+        group, cols = layout.group_size, shape[1]
+        if cols > group and cols % group:
+            return (
+                f"readers of the document divide a row into equal groups, and {group} does not divide {cols} columns; "
+                "choose a group that does, or a scale per row"
+            )
+    return None
+
+
 def form_of(spec: TensorSpec) -> Form:
     """Return the block and scale entries of a tensor.
 

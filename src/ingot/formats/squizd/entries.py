@@ -150,36 +150,71 @@ def _check_neutral(source: HeaderSource, firsts: Sequence[int], where: str) -> N
 
 
 def rounds_of(source: ByteSource, tables: TablePlaces, matrices: int, where: str) -> tuple[list[Run], dict[int, Run]]:
-    """Return the entries of the first round one by one, and the runs of the second by id, in a file without names.
+    """Split the entries of a file without names into the first round, one by one, and runs of the second round.
 
-    Raises ``FormatError`` ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-id``.
+    Other writers may use all 64 bits of a hash as an id, so bit 63 alone does not mark an entry of the second round.
+    The first round is the entries without bit 63 if there is one for each matrix. Otherwise it is the first
+    ``matrices`` entries, and all others must have bit 63. Both rules never give different rounds for the same entries.
+
+    Returns
+    -------
+    firsts, seconds
+        Entries of the first round in table order, and runs of the second round by their id without bit 63.
+
+    Raises
+    ------
+    FormatError
+        ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-id``.
     """
     if matrices and not tables:
         raise FormatError(
             "squizd.scale-missing", f"expected a scale table for {matrices} matrices, found none", where=where
         )
     all_runs = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, where)]
-    firsts = [
-        Run(run.offset + SCALE_ENTRY * index, 1, run.id)
-        for run in all_runs
-        if not run.id & SUB_BLOCK_BIT
-        for index in range(min(run.count, matrices + 1))
-    ]
-    if len(firsts) != matrices:
-        raise FormatError(
-            "squizd.scale-count",
-            f"expected {matrices} entries in the first round of scales, one per quantized matrix, found {len(firsts)}",
-            where=where,
-        )
-    seconds = {run.id & ~SUB_BLOCK_BIT: run for run in all_runs if run.id & SUB_BLOCK_BIT}
-    known = {run.id for run in firsts}
-    if len(seconds) != sum(run.id & SUB_BLOCK_BIT != 0 for run in all_runs) or not seconds.keys() <= known:
+    unmarked = [run for run in all_runs if not run.id & SUB_BLOCK_BIT]
+    if sum(run.count for run in unmarked) == matrices:
+        firsts, others = _split(unmarked, matrices)[0], [run for run in all_runs if run.id & SUB_BLOCK_BIT]
+    else:
+        firsts, others = _split(all_runs, matrices)
+        if len(firsts) != matrices or not _belong(others, firsts):
+            raise FormatError(
+                "squizd.scale-count",
+                f"expected {matrices} entries in the first round of scales, one per quantized matrix, found "
+                f"{sum(run.count for run in unmarked)} without bit 63 of {sum(run.count for run in all_runs)} in all",
+                where=where,
+            )
+    if not _belong(others, firsts):
         raise FormatError(
             "squizd.scale-id",
-            "expected sub-block scales together, under ids of the first round; found others",
+            "expected the sub-block scales of a matrix together, under the id of one entry of the first round; found "
+            "others",
             where=where,
         )
-    return firsts, seconds
+    return firsts, {base_id(run): run for run in others}
+
+
+def base_id(run: Run) -> int:
+    """Return the id of entries without bit 63."""
+    return run.id & ~SUB_BLOCK_BIT
+
+
+def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
+    """Return the first ``count`` entries as runs of one entry, and the runs after them."""
+    firsts: list[Run] = []
+    others: list[Run] = []
+    for run in all_runs:
+        taken = min(run.count, count - len(firsts))
+        firsts += [Run(run.offset + SCALE_ENTRY * index, 1, run.id) for index in range(taken)]
+        if taken < run.count:
+            others.append(Run(run.offset + SCALE_ENTRY * taken, run.count - taken, run.id))
+    return firsts, others
+
+
+def _belong(others: Sequence[Run], firsts: Sequence[Run]) -> bool:
+    """Whether each run of the second round has an id of its own that exactly one entry of the first round has."""
+    ids, owners = {base_id(run) for run in others}, Counter(map(base_id, firsts))
+    marked = all(run.id & SUB_BLOCK_BIT for run in others)
+    return marked and len(ids) == len(others) and all(owners[id] == 1 for id in ids)
 
 
 def assigned(
@@ -187,8 +222,8 @@ def assigned(
 ) -> list[tuple[Run, str | None]]:
     """Give every matrix of a file without names its first-round entry, and the usual name that the entry's id tells.
 
-    An id tells the layer. Entries of known ids go to their layer's matrices, in order; entries of other ids, and all
-    entries where an id occurs twice, go by position.
+    An id tells the layer, with or without bit 63. Entries of known ids go to their layer's matrices, in order; entries
+    of other ids, and all entries where an id occurs twice, go by position.
 
     Parameters
     ----------
@@ -204,15 +239,15 @@ def assigned(
     FormatError
         ``squizd.scale-id``: more entries of a layer than it has matrices, or fewer where entries are not in order.
     """
-    ids = {run.id for run in firsts}
+    ids = {base_id(run) for run in firsts}
     known: dict[int, tuple[int, str]] = {}
     for layer in dict.fromkeys(layers):
         known |= {id: (layer, name) for id, name in names_of(layer).items() if id in ids}
-    homes = [known[run.id][0] if run.id in known else None for run in firsts]
+    homes = [known[base_id(run)][0] if base_id(run) in known else None for run in firsts]
     in_order = all(home in (None, layer) for home, layer in zip(homes, layers, strict=True))
     if in_order or len(ids) != len(firsts):
         return [
-            (run, known[run.id][1] if run.id in known and home == layer else None)
+            (run, known[base_id(run)][1] if base_id(run) in known and home == layer else None)
             for run, home, layer in zip(firsts, homes, layers, strict=True)
         ]
     queues: dict[int | None, deque[Run]] = {}
@@ -228,4 +263,4 @@ def assigned(
                 where=where,
             )
     taken = (queues[layer if layer in queues else None].popleft() for layer in layers)
-    return [(run, known[run.id][1] if run.id in known else None) for run in taken]
+    return [(run, known[base_id(run)][1] if base_id(run) in known else None) for run in taken]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.squizd.carry import compacted, name_refusal, refusal
+from ingot.formats.squizd.carry import compacted, name_refusal, refusal, undescribed
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
@@ -26,6 +26,8 @@ class SquizdFormat(SingleFile):
     digests = True
     shards = False
     attachments: tuple[str, ...] = ("draft", "coreml")
+    even_groups = ()
+    one_group = False
     per_tensor = 640  # of the directory, of layers, and of the report, with room to grow
 
     def __init__(self, *, compact: bool = False) -> None:
@@ -40,7 +42,7 @@ class SquizdFormat(SingleFile):
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
     def refuses(self, spec: TensorSpec) -> str | None:
-        return refusal(spec) or (compacted(spec) if self.full_size else None)
+        return refusal(spec) or undescribed(spec) or (compacted(spec) if self.full_size else None)
 
     def refuses_name(self, name: str) -> str | None:
         """What has no form in UTF-8."""

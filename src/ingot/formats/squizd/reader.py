@@ -14,6 +14,7 @@ from ingot.core.manifest_digest import KEY
 from ingot.errors import FormatError, IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.squizd.blocks import FLAG_OF, INT4
+from ingot.formats.squizd.channels import filled_blocks
 from ingot.formats.squizd.details import details
 from ingot.formats.squizd.directory import Directory
 from ingot.formats.squizd.directory import check as check_directory
@@ -33,7 +34,8 @@ from ingot.formats.squizd.layout import (
     Header,
     LayerIndex,
 )
-from ingot.formats.squizd.masks import masked, places_of
+from ingot.formats.squizd.masks import Key, layer_masks, reading_of
+from ingot.formats.squizd.scales import Array as Channels
 from ingot.formats.squizd.scales import tables
 from ingot.formats.squizd.section_reader import (
     closely,
@@ -44,7 +46,7 @@ from ingot.formats.squizd.section_reader import (
     skip_zeros,
 )
 from ingot.formats.squizd.tensors import Located, tensors_of
-from ingot.formats.squizd.walk import SCALED, Walked, end_of, matrices_of, name_blocks, walk
+from ingot.formats.squizd.walk import SCALED, Walked, end_of, matrices_of, name_blocks, walk, with_mask
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.draft import names_by_shape
@@ -166,19 +168,36 @@ def _tables(state: _Read, start: int) -> tuple[list[tuple[int, int]], int]:
 
 def _without_directory(state: _Read, places: Sequence[tuple[int, int]], tail: int) -> dict[str, Located]:
     state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
-    masks = _masks(state)
-    spans = [(start, masks.get(layer, end)) for layer, (start, end) in enumerate(state.layers.tolist())]
+    starts = _masks(state)
+    spans = [(start, starts.get(layer, end)) for layer, (start, end) in enumerate(state.layers.tolist())]
     blocks = walk(state.source, spans, state.where)
+    state.scaled = sum(walked.block.magic in SCALED for walked in blocks)
+    share = (0, _draft_entries(state, tail))
+    located = name_blocks(state.source, blocks, places, state.where, share=share)
+    return _with_masks(state, blocks, located, starts) if starts else located
+
+
+def _with_masks(
+    state: _Read, blocks: Sequence[Walked], located: dict[str, Located], starts: Mapping[int, int]
+) -> dict[str, Located]:
+    """Return the tensors with the masks that they lie under, as far as the file shows how these are to be read."""
     matrices = matrices_of(blocks)
-    layers = [masked(layer, matrices[layer], at, _mask_bytes(state, layer, at)) for layer, at in masks.items()]
-    pruned = places_of(layers, state.header.sparsity, state.where) if layers else {}
-    if pruned is None:
+    names = {(walked.layer, walked.number): name for walked, name in zip(blocks, located, strict=True)}
+    layers = [layer_masks(layer, matrices[layer], at, _mask_bytes(state, layer, at)) for layer, at in starts.items()]
+
+    def filled(key: Key, axis: int, block: int, wanted: Channels) -> Channels | None:
+        return filled_blocks(state.file, located[names[key]], axis, block, wanted)
+
+    reading = reading_of(layers, state.header.sparsity, state.where, filled)
+    if reading is None:
         state.remarks.append(
             ("squizd.masks-apart", "masks do not tell which matrices and bits they are for: weights are as stored")
         )
-    state.scaled = sum(walked.block.magic in SCALED for walked in blocks)
-    share = (0, _draft_entries(state, tail))
-    return name_blocks(state.source, blocks, places, state.where, pruned=pruned, share=share)
+        return located
+    if not reading.usual:
+        state.remarks.append(("squizd.mask-order", reading.describe()))
+    masked = {names[key]: with_mask(located[names[key]], placed) for key, placed in reading.places.items()}
+    return {**located, **masked}
 
 
 def _mask_bytes(state: _Read, layer: int, at: int) -> bytes:
@@ -196,15 +215,21 @@ def _masks(state: _Read) -> dict[int, int]:
 
 
 def _check_flags(state: _Read, located: Mapping[str, Located]) -> None:
-    """A flag has blocks behind it, and blocks have their flag; INT4 blocks may stand in an INT2 file."""
+    """Check that blocks have their flag, and flags have blocks; INT4 blocks may stand in an INT2 file.
+
+    Blocks are told apart by their magic, so a file with several primary flags is read if one of them has blocks. The
+    document allows one primary encoding per file (section 5), so this is a note.
+    """
     magics = {item.form.block.magic for item in closely(located).values()}  # the others have no flag
+    primary = {magic: flag for magic, flag in FLAG_OF.items() if state.has(flag)}
     for magic, flag in FLAG_OF.items():
-        if state.has(flag) and magic not in magics:
-            raise state.refuse(
-                "squizd.flag-empty", f"expected {magic.decode()} blocks with flag {flag.name}, found none"
-            )
         if magic in magics and not state.has(flag) and not (magic == INT4 and state.has(Flags.INT2)):
             raise state.refuse("squizd.flag-missing", f"expected flag {flag.name} with {magic.decode()} blocks")
+    names = ", ".join(str(flag.name) for flag in primary.values())
+    if primary and not magics & primary.keys():
+        raise state.refuse("squizd.flag-empty", f"expected blocks of flag {names}, found none")
+    if len(primary) > 1:
+        state.notes.append(("squizd.primary-flags", f"expected one primary encoding per file, found flags {names}"))
 
 
 def _check_index_scales(state: _Read, tables: Sequence[int], masks: dict[int, int]) -> None:

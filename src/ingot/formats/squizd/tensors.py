@@ -16,7 +16,7 @@ from ingot.formats.squizd.carry import Form, form_of
 from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.formats.squizd.scales import EntrySource, Run
-from ingot.model.bytesource import ByteSource
+from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.layouts.affine import SCALE_DTYPES, SCALES, ZEROS
 from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
@@ -29,7 +29,10 @@ from ingot.model.tensor import Tensor
 @dataclass(frozen=True, slots=True)
 class Located:
     """A tensor as found: its spec, its block at ``offset``, its scale entries, its mask's offset, digests of parts and
-    of chunks of these."""
+    of chunks of these.
+
+    ``mask_bytes`` is the mask if the file has it in another order of bits; ``mask`` is None then.
+    """
 
     spec: TensorSpec
     form: Form
@@ -38,6 +41,7 @@ class Located:
     mask: int | None = None
     digests: Mapping[str, str] | None = None
     chunks: Mapping[str, ChunkDigests | None] = field(default_factory=dict)
+    mask_bytes: bytes | None = None
 
 
 def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
@@ -136,6 +140,8 @@ def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool)
         source, offset = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
         entries = located.form.first + (located.form.second or 0)
         occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
+    elif part.role == MASK and located.mask_bytes is not None:
+        source, occupies = MemorySource(located.mask_bytes, source.name), part.length
     elif located.mask is None or part.role != MASK:
         pieces = {piece.role: piece.start or 0 for piece in located.form.block.pieces}
         offset = located.offset + pieces[part.role]

@@ -15,9 +15,9 @@ from ingot.errors import FormatError
 from ingot.formats.squizd.bitmaps import Bitmaps
 from ingot.formats.squizd.blocks import ASTC, INT2, INT4, INTEGER_BITS, TCA, TCA_DTYPE, Block, parse
 from ingot.formats.squizd.carry import SCALE_ROLES, form_of
-from ingot.formats.squizd.entries import assigned, rounds_of
+from ingot.formats.squizd.entries import assigned, base_id, rounds_of
 from ingot.formats.squizd.layout import tensor_id
-from ingot.formats.squizd.masks import Placed, Places
+from ingot.formats.squizd.masks import Placed
 from ingot.formats.squizd.scales import Run, TablePlaces, read_entries
 from ingot.formats.squizd.section_reader import Span, skip_zeros
 from ingot.formats.squizd.tensors import Located
@@ -109,10 +109,9 @@ def name_blocks(
     tables: TablePlaces,
     where: str,
     stem: str = "layers",
-    pruned: Places | None = None,
     share: tuple[int, int] = (0, 0),
 ) -> dict[str, Located]:
-    """Give every block a name, its scale entries, and its mask where ``pruned`` has one.
+    """Give every block a name and its scale entries, in the order of the blocks.
 
     ``share`` are the entries of the tables' first round that are for other blocks, before and behind those of these.
 
@@ -131,10 +130,8 @@ def name_blocks(
     for walked in blocks:
         first, usual = by_offset.get(walked.offset, (None, None))
         name = usual if usual is not None and usual not in names else f"{stem}.{walked.layer}.{walked.number}"
-        second = None if first is None else seconds.get(first.id)
-        located = _located(source, name, walked, first, second, where)
-        placed = (pruned or {}).get((walked.layer, walked.number))
-        names[name] = located if placed is None else _masked(located, placed)
+        second = None if first is None else seconds.get(base_id(first))
+        names[name] = _located(source, name, walked, first, second, where)
     return names
 
 
@@ -164,8 +161,13 @@ def _located(
     return Located(spec, form_of(spec), walked.offset, run)
 
 
-def _masked(located: Located, placed: Placed) -> Located:
-    """Return a matrix with the mask that it lies under."""
+def with_mask(located: Located, placed: Placed) -> Located:
+    """Return a matrix with the mask that it lies under.
+
+    A bitmap of full size stays as it is: it has a mask of its own, and holds zeros where this one drops blocks.
+    """
+    if placed.whole and located.spec.codec == MaskLayout.codec:
+        return located
     spec, blocks = located.spec, placed.blocks
     shape = list(spec.shape)
     shape[placed.axis] = blocks.channels
@@ -174,7 +176,8 @@ def _masked(located: Located, placed: Placed) -> Located:
     )
     parts = (PartSpec(MASK, "u8", len(blocks.mask)), *spec.parts)
     spec = TensorSpec(spec.name, tuple(shape), spec.dtype, BlocksLayout.codec, parts, layout.attributes())
-    return Located(spec, form_of(spec), located.offset, located.run, placed.offset)
+    mask = blocks.mask if placed.offset is None else None
+    return Located(spec, form_of(spec), located.offset, located.run, placed.offset, mask_bytes=mask)
 
 
 def _layout(block: Block) -> Layout:
@@ -201,14 +204,23 @@ def _grid(source: ByteSource, block: Block, first: Run, second: Run | None, wher
             f"two would be combined; found {neutral['scale']:g} and {neutral['zero']:g}",
             where=where,
         )
-    groups = second.count // rows if rows else 0
     stated = int(block.says.get("sub_block", 0))
+    if second.count == 1 and rows > 1 and (not stated or stated >= rows * cols):
+        return WHOLE
+    groups = second.count // rows if rows else 0
     group = stated or (cols // groups if groups and cols % groups == 0 else 0)
     if not group or rows * -(-cols // group) != second.count:
         raise FormatError(
             "squizd.sub-blocks",
             f"expected sub-blocks that divide {rows} rows of {cols} columns, found {second.count} scales"
             + (f" and sub_block_len {stated}" if stated else ""),
+            where=where,
+        )
+    if rows > 1 and cols > group and cols % group and -(-rows * cols // group) == second.count:
+        raise FormatError(
+            "squizd.sub-blocks",
+            f"expected sub-blocks of {group} columns that divide a row, found rows of {cols} columns and "
+            f"{second.count} scales, which fit sub-blocks that end with a row and sub-blocks that cross rows",
             where=where,
         )
     return Group(group)

@@ -15,7 +15,6 @@ from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
 from ingot.formats.squizd.layout import (
-    DIRECTORY_HEADER,
     HEADER,
     INDEX_ENTRY,
     DraftMeta,
@@ -105,8 +104,7 @@ class SquizdWriter:
         self._order.finish()
         tail = self._section.finish()
         directory, end, draft = self._finish_appendices(tail)
-        # Without tables offsets point into the directory: past the end of a file that was cut off before it.
-        tables = tail - self._placement.tables.size if self._placement.tables.counts else end + DIRECTORY_HEADER
+        tables = tail - self._placement.tables.size if self._placement.tables.counts else 0
         head = self._head(tables, draft)
         for piece in build(directory, self._section.entries, self._options.digest, head):
             self._sink.write_at(end, piece)

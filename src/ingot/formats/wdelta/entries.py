@@ -23,13 +23,6 @@ _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @warm
-class Ref(msgspec.Struct, forbid_unknown_fields=True):
-    """``{"_ref": field}``: the array is in the payload."""
-
-    ref: str = msgspec.field(name="_ref")
-
-
-@warm
 class Entry(msgspec.Struct):
     """What the header says of one tensor; fields of all strategies."""
 
@@ -43,15 +36,15 @@ class Entry(msgspec.Struct):
     n_cols: _Natural | None = None
     n_outliers: _Natural | None = None
     int4_layout: int | None = None
-    indices: Ref | None = None
-    values: Ref | None = None
-    scales: Ref | None = None
-    packed_signs: Ref | None = None
-    outlier_idx: Ref | None = None
-    outlier_vals: Ref | None = None
-    scale: Ref | None = None
-    zero_point: Ref | None = None
-    packed: Ref | None = None
+    indices: Any = None
+    values: Any = None
+    scales: Any = None
+    packed_signs: Any = None
+    outlier_idx: Any = None
+    outlier_vals: Any = None
+    scale: Any = None
+    zero_point: Any = None
+    packed: Any = None
 
     @property
     def codec(self) -> str:
@@ -70,8 +63,14 @@ class Entry(msgspec.Struct):
 
     @property
     def change(self) -> Change:
-        """What becomes of the tensor. Without a ``base_dtype`` the result is float32, as of deltatensors 0.2.0."""
-        return change_of(self.base_dtype)
+        """What becomes of the tensor. Without a ``base_dtype`` the result is of ``dtype``, as of deltatensors 0.2.0."""
+        return change_of(self.base_dtype or self.dtype)
+
+    def record_of(self, field: str) -> str:
+        """Return the name that ``_ref`` gives for the array of a field; the field's own where none is given."""
+        value = getattr(self, field)
+        name = value.get("_ref") if isinstance(value, dict) else None
+        return name if isinstance(name, str) else field
 
     def params(self) -> dict[str, Any]:
         """Return the codec's parameters."""
@@ -161,7 +160,7 @@ class EntryColumns:
             cols,
             outliers,
             layout,
-            **{name: Ref(name) for name in STRATEGIES[strategy].fields},
+            **{name: {"_ref": name} for name in STRATEGIES[strategy].fields},
         )
 
     @property

@@ -28,6 +28,8 @@ HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_DTYPES = ("float32", "float16", "bfloat16")
+_LONGEST_REF = 255
 _PIECE = 1 << 16
 _NEEDS_COUNT = ("quantized", "int4")
 
@@ -130,6 +132,7 @@ def _parsed(data: bytes | bytearray, version: int, where: str) -> _Said:
     except (msgspec.DecodeError, RecursionError) as error:
         raise FormatError("wdelta.json", f"the header is not JSON: {error}", where=where) from error
     strict_json(data, "wdelta.json", "wdelta.duplicate-key", where)
+    header.parent_hash = header.parent_hash.lower() if header.parent_hash.isascii() else header.parent_hash
     if not is_hash(header.parent_hash):
         raise FormatError(
             "wdelta.parent-hash", f"expected 64 hexadecimal digits, found {header.parent_hash[:80]!r}", where=where
@@ -150,17 +153,14 @@ def _require_strategy(strategy: str, where: str) -> None:
 def _check(entry: Entry, version: int, where: str) -> None:
     _require_strategy(entry.strategy, where)
     size = element_count(entry.shape, "wdelta.shape", where)
-    if entry.dtype != "float32":
+    rounds = entry.dtype != "float32"  # differences, which codes of 4 bits have in float32 alone
+    if entry.dtype not in _DTYPES or (rounds and (entry.strategy == "int4" or entry.base_dtype is not None)):
         raise UnsupportedError(
             f"expected differences in float32, found {entry.dtype[:80]!r}", rule="wdelta.dtype", where=where
         )
     if entry.base_dtype is not None:
         _require_base_dtype(entry.base_dtype, where)
-    for field in STRATEGIES[entry.strategy].fields:
-        reference = getattr(entry, field)
-        if reference is None or reference.ref != field:
-            named = "nothing" if reference is None else repr(reference.ref[:80])
-            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {named}", where=where)
+    _check_references(entry, where)
     if entry.strategy in _NEEDS_COUNT and entry.n_elements != size:
         raise FormatError(
             "wdelta.n-elements",
@@ -177,12 +177,24 @@ def _check(entry: Entry, version: int, where: str) -> None:
         _check_int4(entry, size, version, where)
 
 
+def _check_references(entry: Entry, where: str) -> None:
+    """Refuse arrays that share a record, or whose record is that of another field.
+
+    ``deltatensors.read_wdelta`` finds arrays by the names of their fields, whatever the references are.
+    """
+    fields = STRATEGIES[entry.strategy].fields
+    names = [entry.record_of(field) for field in fields]
+    for field, name in zip(fields, names, strict=True):
+        if (name != field and name in fields) or names.count(name) > 1 or len(name.encode()) > _LONGEST_REF:
+            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {name[:80]!r}", where=where)
+
+
 def _check_int4(entry: Entry, size: int, version: int, where: str) -> None:
     if entry.n_outliers is None or entry.n_outliers > size:
         raise FormatError(
             "wdelta.n-outliers", f"expected n_outliers from 0 to {size}, found {entry.n_outliers}", where=where
         )
-    if entry.int4_layout not in ((None,) if version == 1 else (None, 1, 2)):
+    if entry.int4_layout not in ((None, 1) if version == 1 else (None, 1, 2)):
         raise FormatError(
             "wdelta.int4-layout", f"version {version} has no int4_layout {entry.int4_layout}", where=where
         )

@@ -60,12 +60,13 @@ BY_CODEC = {row.codec: row for row in STRATEGIES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one array lies."""
+    """Where one array lies. ``dtype`` is its part's; ``stored`` that of the file, as NumPy has it, if it is another."""
 
     dtype: str
     count: int
     offset: int
     length: int
+    stored: str | None = None
 
 
 class Head(NamedTuple):

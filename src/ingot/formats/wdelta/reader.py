@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
+from ingot.core.dtypes import dtype
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.headers import header_of, headers_of
@@ -20,12 +21,14 @@ from ingot.formats.wdelta.layout import (
     MAGIC,
     MAX_HEADER,
     PREFIX,
+    SPELLING,
     STRATEGIES,
     VERSIONS,
     Span,
     unpack_prefix,
 )
 from ingot.formats.wdelta.records import Located
+from ingot.formats.wdelta.stored_types import ConvertedSource, dtype_of
 from ingot.formats.wdelta.walk import Spans, walk
 from ingot.model.bytesource import ByteSource
 from ingot.model.late_parts import LateParts
@@ -90,7 +93,8 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
         return Tensor(name, entry.shape, "f32", entry.codec, parts_of(name), entry.params())
 
     def parts_of(name: str, row: int = 0) -> dict[str, Part]:
-        return _parts(source, spans[name], f"{file}: {name}")
+        dtype = "float32" if header.columns is not None else header.tensors[name].dtype
+        return _parts(source, spans[name], f"{file}: {name}", None if dtype == "float32" else dtype)
 
     columns = header.columns
     if columns is None or not isinstance(spans, Located):
@@ -113,13 +117,27 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
     return Lazy(spans, make, kind, lambda: sparse_bulk(source, columns, spans.places(SPARSE_FIELDS)), brief)
 
 
-def _parts(source: ByteSource, spans: Mapping[str, Span], where: str) -> dict[str, Part]:
-    """Return a tensor's parts, in the order in which they are written."""
+def _parts(source: ByteSource, spans: Mapping[str, Span], where: str, rounded: str | None) -> dict[str, Part]:
+    """Return a tensor's parts, in the order in which they are written.
+
+    ``rounded`` is the type of the differences where that is not float32: values and scales are rounded to it.
+    """
     return {
-        field: Part(span.dtype, span.length, source, span.offset, where=f"{where}: {field}")
+        field: _part(source, span, f"{where}: {field}", rounded if field in ("values", "scales") else None)
         for field in FIELDS
         if (span := spans.get(field)) is not None
     }
+
+
+def _part(source: ByteSource, span: Span, where: str, rounded: str | None) -> Part:
+    if span.stored is None and rounded is None:
+        return Part(span.dtype, span.length, source, span.offset, where=where)
+    stored = dtype_of(span.stored or SPELLING[span.dtype])
+    assert stored is not None
+    target = "f32" if rounded is not None else span.dtype
+    through = None if rounded is None else dtype(rounded).name
+    converted = ConvertedSource(source, span.offset, span.count, stored, target, through)
+    return Part(target, converted.size, converted, where=where, occupies=span.length)
 
 
 class _Kinds:

@@ -10,8 +10,9 @@ from ingot.errors import FormatError
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header
-from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
+from ingot.formats.wdelta.layout import ITEM, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
 from ingot.formats.wdelta.records import FIXED, longest_of, read_columns
+from ingot.formats.wdelta.stored_types import LONGEST, dtype_of, part_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.ranges import HeaderSource, read_bytes
 
@@ -83,22 +84,25 @@ def walk(source: HeaderSource, start: int, end: int, header: Header, where: str)
 
 def _walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Spans:
     longest = longest_of(entries)
+    names = {name: _records_of(entry) for name, entry in entries.items()}
+    field_bytes = max([LONGEST_FIELD, *(len(text.encode()) for own in names.values() for text in own)])
     spans: dict[str, dict[str, Span]] = {}
     position = start
     if end - start > _READ_OVER * source.gap:
         longest = longest_of(entries)
         source.expect((start_of_head, longest + FIXED) for start_of_head in _guessed_heads(start, end, entries))
     while position < end:
-        head, size = _read_head(source, position, end, longest, f"{where} at byte {position}")
+        head, size = _read_head(source, position, end, longest, field_bytes, f"{where} at byte {position}")
         position += size
         spot = f"{where}: {head.tensor[:200]}: {head.field}"
         entry = entries.get(head.tensor)
-        if entry is None or head.field not in STRATEGIES[entry.strategy].fields:
+        name = None if entry is None else names[head.tensor].get(head.field)
+        if entry is None or name is None:
             raise FormatError(
                 "wdelta.record-foreign", "expected an array that the header refers to, found another", where=spot
             )
         known = spans.setdefault(head.tensor, {})
-        if head.field in known:
+        if name in known:
             raise FormatError("wdelta.record-duplicate", "expected each array once, found it again", where=spot)
         if head.length > end - position:
             raise FormatError(
@@ -106,12 +110,17 @@ def _walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entr
                 f"expected at most {end - position} bytes, found {head.length}: the file was cut off",
                 where=spot,
             )
-        _check_head(head, entry, spot)
-        known[head.field] = Span(ITEM[head.dtype][0], head.elements, position, head.length)
+        known[name] = _checked_span(head, name, entry, position, spot)
         position += head.length
     for name, entry in entries.items():
         _check_complete(spans.get(name, {}), entry, f"{where}: {name[:200]}")
     return spans
+
+
+def _records_of(entry: Entry) -> dict[str, str]:
+    """Return the fields of a tensor by the names that their records may have: the field's own, and its reference."""
+    fields = STRATEGIES[entry.strategy].fields
+    return {entry.record_of(field): field for field in fields} | {field: field for field in fields}
 
 
 def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[int]:
@@ -140,11 +149,14 @@ def _usual_count(entry: Entry) -> int:
     return min(entry.size, max(1, int(entry.size * (1.0 - share)))) if 0 <= share <= 1 else 0
 
 
-def _read_head(source: ByteSource, position: int, end: int, longest: int, where: str) -> tuple[Head, int]:
-    taken = _Head(read_bytes(source, position, min(longest + FIXED, end - position)), where)
+def _read_head(
+    source: ByteSource, position: int, end: int, longest: int, field_bytes: int, where: str
+) -> tuple[Head, int]:
+    most = longest + field_bytes + LONGEST + FIXED
+    taken = _Head(read_bytes(source, position, min(most, end - position)), where)
     tensor = taken.text(longest, "wdelta.record-foreign", "a tensor's name")
-    name = taken.text(LONGEST_FIELD, "wdelta.record-foreign", "a field's name")
-    dtype = taken.text(LONGEST_DTYPE, "wdelta.record-dtype", "an element type")
+    name = taken.text(field_bytes, "wdelta.record-foreign", "a field's name")
+    dtype = taken.text(LONGEST, "wdelta.record-dtype", "an element type")
     rank = taken.number("I")
     spot = f"{where}: {tensor[:200]}: {name}"
     if rank > MAX_RANK:
@@ -158,21 +170,28 @@ def _read_head(source: ByteSource, position: int, end: int, longest: int, where:
     return Head(tensor, name, dtype, count, taken.number("Q")), taken.position
 
 
-def _check_head(head: Head, entry: Entry, where: str) -> None:
-    wanted = STRATEGIES[entry.strategy].fields[head.field]
-    if head.field == "outlier_idx" and entry.layout == 1:
-        wanted = wanted[:1]
-    if head.dtype not in wanted:
+def _checked_span(head: Head, field: str, entry: Entry, offset: int, where: str) -> Span:
+    """Return where an array lies, which type its part has, and which type the file has where that is another."""
+    usual, stored = STRATEGIES[entry.strategy].fields[field], dtype_of(head.dtype)
+    dtype = None if stored is None else part_dtype(field, stored)
+    if stored is None or dtype is None:
         raise FormatError(
-            "wdelta.record-dtype", f"expected {' or '.join(wanted)}, found {head.dtype[:80]!r}", where=where
+            "wdelta.record-dtype", f"expected {' or '.join(usual)}, found {head.dtype[:80]!r}", where=where
         )
-    if head.length != head.elements * ITEM[head.dtype][1]:
+    if head.length != head.elements * stored.itemsize:
         raise FormatError(
             "wdelta.record-length",
-            f"expected {head.elements * ITEM[head.dtype][1]} bytes for {head.elements} elements, found {head.length}",
+            f"expected {head.elements * stored.itemsize} bytes for {head.elements} elements, found {head.length}",
             where=where,
         )
-    count = entry.counts()[head.field]
+    _check_count(head, field, entry, where)
+    if head.dtype in usual:
+        return Span(ITEM[head.dtype][0], head.elements, offset, head.length)
+    return Span(dtype, head.elements, offset, head.length, stored.str if head.dtype != "bfloat16" else head.dtype)
+
+
+def _check_count(head: Head, field: str, entry: Entry, where: str) -> None:
+    count = entry.counts()[field]
     if count is None:
         if head.elements > entry.size:
             raise FormatError(

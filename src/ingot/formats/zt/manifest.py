@@ -17,6 +17,7 @@ from ingot.core.chunk_digests import StatedChunks, as_stated
 from ingot.core.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.manifests import Schema
+from ingot.formats.zt import foreign_cbor
 from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
 from ingot.model.bytesource import Buffer
 from ingot.model.layouts.ids import file_id
@@ -82,7 +83,25 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
     UnsupportedError
         ``zt.version-major``.
     """
-    root = cbor.loads(data, where=f"{file}: manifest", max_items=max_items)
+    return parse_foreign(data, file, max_items=max_items)[0]
+
+
+def parse_foreign(
+    data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS
+) -> tuple[Manifest, list[tuple[str, str]]]:
+    """Return a manifest as ``parse``, and notes of what Ingot's CBOR does not have (``foreign_cbor``)."""
+    where, notes = f"{file}: manifest", list[tuple[str, str]]()
+    try:
+        root = cbor.loads(data, where=where, max_items=max_items)
+    except FormatError as error:
+        if error.rule not in foreign_cbor.RULES:
+            raise
+        rewritten, notes = foreign_cbor.rewrite(data, where)
+        root = cbor.loads(rewritten, where=f"{where} in definite lengths", max_items=max_items)
+    return _checked(root, file), notes
+
+
+def _checked(root: Any, file: str) -> Manifest:
     _check_version(root, file)
     try:
         return msgspec.convert(root, Manifest)

@@ -17,7 +17,7 @@ from ingot.formats.foreign import CUT_OFF
 from ingot.formats.manifests import kinds, label
 from ingot.formats.zt.columns import Columns, decode
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
-from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, parse
+from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, parse, parse_foreign
 from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
@@ -58,10 +58,11 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     start, size = manifest_span(head)
     data = read_bytes(head, start, size)
     with gc_paused():
-        manifest, columns = decode(data, source.name) or (parse(data, source.name), None)
+        manifest, columns, notes = _decoded(data, source.name)
         if manifest.ingot_digest is not None and verify:
             manifest_digest.check_cbor(data, manifest.ingot_digest, source.name)
-        objects = _checked(source.name, manifest, columns, start)
+        objects, shared = _checked(source.name, manifest, columns, start)
+        notes += [("zt.blob-shared", f"{shared} parts lie where others do, of the same length")] if shared else []
     attributes = dict(manifest.attributes or {})
     receipt = attributes.pop(KEY) if isinstance(attributes.get(KEY), str) else None
     return Catalog(
@@ -69,24 +70,33 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         metadata=attributes,
         headers={name or source.name: data},
         sources=(source,),
-        notes=tuple(_notes(manifest, columns)),
+        notes=(*notes, *_notes(manifest, columns)),
         remarks=tuple(_remarks(manifest, columns)),
         manifest_digest=manifest.ingot_digest is not None,
         receipt=receipt,
     )
 
 
-def _checked(file: str, manifest: Manifest, columns: Columns | None, end: int) -> Mapping[str, Object]:
-    """Check every tensor; return the objects."""
+def _decoded(data: bytes, file: str) -> tuple[Manifest, Columns | None, list[tuple[str, str]]]:
+    """Return the manifest, its columns where it decodes into such, and notes of its CBOR."""
+    usual = decode(data, file)
+    return (*usual, []) if usual is not None else _closely(data, file)
+
+
+def _closely(data: bytes, file: str) -> tuple[Manifest, None, list[tuple[str, str]]]:
+    manifest, notes = parse_foreign(data, file)
+    return manifest, None, notes
+
+
+def _checked(file: str, manifest: Manifest, columns: Columns | None, end: int) -> tuple[Mapping[str, Object], int]:
+    """Check every tensor; return the objects, and how many parts lie where others do."""
     if columns is None:
         check_objects(file, manifest.objects)
-        check_places(file, manifest.objects, end)
-        return manifest.objects
+        return manifest.objects, check_places(file, manifest.objects, end)
     objects = columns.objects()
     for name in columns.suspects():
         check_object(file, name, objects[name])
-    check_places(file, objects, end, (columns.parts.offsets, columns.parts.lengths))
-    return objects
+    return objects, check_places(file, objects, end, (columns.parts.offsets, columns.parts.lengths))
 
 
 def with_receipt(source: ByteSource, text: str) -> tuple[int, bytes]:

@@ -193,10 +193,11 @@ def _places_of(objects: Mapping[str, Object]) -> tuple[Array, Array]:
     return np.array([part.offset for part in parts], np.int64), np.array([part.length for part in parts], np.int64)
 
 
-def check_places(file: str, objects: Mapping[str, Object], end: int, places: tuple[Array, Array] | None = None) -> None:
+def check_places(file: str, objects: Mapping[str, Object], end: int, places: tuple[Array, Array] | None = None) -> int:
     """Check that every blob is aligned, lies between the header and byte ``end``, and shares no byte with another.
 
-    ``places`` are offsets and lengths of all parts, where they are known.
+    Parts may share a whole blob: the return value is how many lie where another one does. ``places`` are offsets and
+    lengths of all parts, where they are known.
 
     Raises
     ------
@@ -221,7 +222,10 @@ def check_places(file: str, objects: Mapping[str, Object], end: int, places: tup
             index = int(np.argmax(bad))
             raise FormatError(rule, f"{message} {offsets[index]}", where=_nth(file, objects, index))
     filled = np.flatnonzero(lengths)
-    order = filled[np.argsort(offsets[filled], kind="stable")]
+    order = filled[np.lexsort((lengths[filled], offsets[filled]))]
+    again = np.zeros(order.size, np.bool_)
+    again[1:] = (np.diff(offsets[order]) == 0) & (np.diff(lengths[order]) == 0)
+    order = order[~again]
     overlap = offsets[order[1:]] < (offsets + lengths)[order[:-1]]
     if overlap.any():
         first = int(np.argmax(overlap))
@@ -231,6 +235,7 @@ def check_places(file: str, objects: Mapping[str, Object], end: int, places: tup
             f"expected bytes of its own, found some that are also those of {other.partition(': ')[2]}",
             where=_nth(file, objects, int(order[first + 1])),
         )
+    return int(again.sum())
 
 
 def _nth(file: str, objects: Mapping[str, Object], index: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from ingot.core.floats import FLOATS
 from ingot.model.layouts.affine import (
@@ -14,10 +15,13 @@ from ingot.model.layouts.affine import (
     ROWS_LSB,
     AffineLayout,
     Constant,
+    Group,
     natural,
 )
 from ingot.model.layouts.base import Alternative, Described, matrix_shape
 from ingot.model.layouts.words import forms_of
+
+_SMALLEST_EVEN = 16
 
 
 def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternative]:
@@ -26,8 +30,9 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
     Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
     attribute or spread out as a part, scales as f32 where that lets more zero points be shifted, zero points as
     offsets, also with f32 scales, and offsets as zero points; then a part of equal zero points as an attribute, and the
-    words of other programs. Which of them keeps every value, the codec's ``repack`` tells. Blocks, and codes packed as
-    another matrix than the tensor's own, have no other layout.
+    words of other programs; last, the same for groups that are cut so that they divide a row. Which of them keeps every
+    value, the codec's ``repack`` tells. Blocks, and codes packed as another matrix than the tensor's own, have no other
+    layout.
     """
     stored = natural(layout, tensor.shape)
     if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
@@ -61,3 +66,18 @@ def alternatives(layout: AffineLayout, tensor: Described) -> Iterator[Alternativ
         yield replace(wide, zero=Constant(1 << (stored.bits - 1)))
         yield replace(wide, zero=POINTS)
         yield replace(wide, signed=True, zero=NO_ZERO)
+    even = _even_group(stored, matrix_shape(tensor.shape)[1])
+    if even is not None:
+        yield from alternatives(replace(stored, grid=even), tensor)
+
+
+def _even_group(layout: AffineLayout, cols: int) -> Group | None:
+    """Return the largest groups that divide both a row and the layout's own groups, which do not divide a row.
+
+    None for groups so small that their scales take more space than their codes.
+    """
+    group = layout.group_size
+    if group is None or cols <= group or cols % group == 0:
+        return None
+    even = gcd(group, cols)
+    return Group(even) if even >= _SMALLEST_EVEN else None

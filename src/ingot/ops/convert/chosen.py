@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 from ingot.codecs.base import Encoder, repack
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.reach import AUTO, named, reaching
+from ingot.codecs.reach import AUTO, merged, named, reaching
 from ingot.codecs.reach import RULE as UNDERFLOW
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks
@@ -47,10 +48,10 @@ class Pruned:
         """Return the options of ``sparse_blocks`` that say so."""
         return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
 
-    def around(self, choice: Choice, format: Format) -> dict[str, object]:
-        """Return the options of ``sparse_blocks`` around a choice: in full size where the format asks for that."""
+    def around(self, codec: str, options: Mapping[str, Any], format: Format) -> dict[str, object]:
+        """Return the options of ``sparse_blocks`` around a codec: in full size where the format asks for that."""
         whole = {"whole": True} if full_size(format) else {}
-        return {**self.options(), "inner": choice.codec, "options": choice.options, **whole}
+        return {**self.options(), "inner": codec, "options": options, **whole}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +95,44 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         ``convert.requantize``: it is quantized already.
     """
     pruning = asked.prune.get(tensor.name)
-    codec, options = choice.codec, _options(tensor, choice, asked)
-    keeps = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, options).lossless
+    codec, inner = choice.codec, _options(tensor, choice, asked)
+    settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, inner)
+    keeps = settings.lossless
     exact, loses = keeps, False
     if pruning is not None:
-        codec, options = BlocksLayout.codec, pruning.around(choice, format)
+        codec = BlocksLayout.codec
         loses, rule = _pruned(pruning, rule)
         exact = keeps and not loses
 
     def made(options: Mapping[str, Any]) -> Encoder:
         return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
 
+    def around(inner: Mapping[str, Any]) -> Mapping[str, Any]:
+        return inner if pruning is None else pruning.around(choice.codec, inner, format)
+
     def specified(encoder: Encoder) -> TensorSpec:
         return encoded_spec(tensor.name, tensor, encoder, encoding_in(format, choice.encoding))
 
+    options = around(inner)
     encoder = made(options)
     spec = specified(encoder)
     reason = format.refuses(spec)
-    if reason is not None and pruning is None:
-        if choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
-            return keep(tensor, format, rule)
-        others = _instead(choice, options, encoder, format, tensor.matrix_shape[1])
-        instead = next(filter(lambda other: format.refuses(specified(made(other))) is None, others), None)
-        if instead is not None:
-            options, encoder, reason = instead, made(instead), None
-            spec = specified(encoder)
-    if reason is None and not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
-        return stays
     if reason is not None:
-        reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
-        raise UnsupportedError(
-            f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
-            rule="convert.unsupported",
-        )
+        if pruning is None and choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
+            return keep(tensor, format, rule)
+        others = _instead(choice, inner, settings, format, _stored_columns(tensor, pruning, format))
+        taken = _first_taken(others, lambda inner: format.refuses(specified(made(around(inner)))) is None)
+        if taken is None:
+            reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
+            raise UnsupportedError(
+                f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+                rule="convert.unsupported",
+            )
+        options = around(taken[0])
+        encoder = made(options)
+        spec, rule = specified(encoder), rule + taken[1]
+    if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
+        return stays
     encoder, more = reaching(
         encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
     )
@@ -137,7 +143,9 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED
     if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
-    return Encode(tensor, spec, action, rule, exact, encoder=encoder, options={**options, **more}, keeps_weights=keeps)
+    return Encode(
+        tensor, spec, action, rule, exact, encoder=encoder, options=merged(options, more), keeps_weights=keeps
+    )
 
 
 def _in_two_steps(format: Format, spec: TensorSpec) -> str:
@@ -165,32 +173,63 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
 
 def _instead(
     choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format, cols: int
-) -> Iterator[Mapping[str, Any]]:
-    """Yield options for layouts that other formats take: values in a wider type, rows of codes without padding,
-    columns that are known to ascend, unsigned codes around the point in the middle, smaller groups that divide the
-    columns.
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield options for layouts that other formats take, each with a label for the report, empty where none is needed.
 
-    For formats of operators, also scales of the values' own type.
+    Values in a wider type, rows of codes without padding, columns that are known to ascend, unsigned codes around the
+    point in the middle. For formats that need even groups, groups that divide the matrix's ``cols`` columns. For
+    formats of operators, also scales of the values' own type.
     """
     if choice.codec == DenseLayout.codec and choice.encoding == "raw":
         holder = holder_of(encoder)
         if holder is not None:
-            yield {**options, "holder": holder}
+            yield {**options, "holder": holder}, ""
     if choice.codec == CsrLayout.codec:
-        yield {**options, "ascending": True}
+        yield {**options, "ascending": True}, ""
     if choice.codec != AffineLayout.codec or options.get("cut", "rows") != "rows":
         return
     packings = [{}, {"bit_order": "flat"}] if "bit_order" not in options else [{}]
     middle: dict[str, object] = {"signed": False, "zero_point": 1 << (int(encoder.params["bits"]) - 1)}
-    even = encoder.params["signed"] and encoder.params["granularity"] != "tensor"
-    zeros: list[dict[str, object]] = [{}, middle] if even else [{}]
-    yield from ({**options, **zero, **packing} for zero in zeros for packing in packings)
+    params = encoder.params
+    symmetric = params["signed"] and not params["zeros"] and params["granularity"] != "tensor"
+    zeros: list[dict[str, object]] = [{}, middle] if symmetric else [{}]
+    yield from (({**options, **zero, **packing}, "") for zero in zeros for packing in packings)
+    group = encoder.params.get("group_size")
+    if isinstance(format, EvenGroups) and group is not None:
+        even, label = _even_group(group, cols, format.even_groups)
+        size = "row" if even == cols and not format.even_groups else even
+        forms = [{**zero, **packing} for zero in zeros for packing in packings if even]
+        yield from (({**options, **form, "group": size}, label) for form in forms)
     if isinstance(format, FixedScales):
         own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
-        yield from ({**options, **own, **zero, **packing} for zero in zeros for packing in packings)
-    if isinstance(format, EvenGroups):
-        group = even_group(encoder.params.get("group_size"), cols, format.even_groups)
-        yield from ({**options, **zero, "group": group} for zero in zeros if group)
+        yield from (({**options, **own, **zero, **packing}, "") for zero in zeros for packing in packings)
+
+
+def _stored_columns(tensor: Tensor, pruning: Pruned | None, format: Format) -> int:
+    """Return the columns of the matrix that the format stores: without those that are dropped where it wants that."""
+    compacts = pruning is not None and pruning.axis == 1 and not full_size(format)
+    return pruning.blocks.kept if pruning is not None and compacts else tensor.matrix_shape[1]
+
+
+def _first_taken(
+    others: Iterator[tuple[Mapping[str, Any], str]], takes: Callable[[Mapping[str, Any]], bool]
+) -> tuple[Mapping[str, Any], str] | None:
+    return next((other for other in others if takes(other[0])), None)
+
+
+def _even_group(group: int, cols: int, sizes: Sequence[int]) -> tuple[int | None, str]:
+    """Return the number of columns that takes the place of ``group``, if any, and a label for the report.
+
+    Among the sizes that a format lists, the largest that divides ``group`` and the columns. Without a list, the largest
+    divisor of the columns from half of ``group`` on, else the smallest one above it, up to four times as many.
+    """
+    if sizes:
+        return even_group(group, cols, sizes), ""
+    divisors = sorted({d for low in range(1, isqrt(cols) + 1) if cols % low == 0 for d in (low, cols // low)})
+    smaller = [d for d in divisors if group <= 2 * d <= 2 * group]
+    larger = [d for d in divisors if group < d <= 4 * group]
+    even = smaller[-1] if smaller else next(iter(larger), None)
+    return even, f" (groups of {even}: {group} does not divide {cols} columns)"
 
 
 def _pruned(pruning: Pruned, rule: str) -> tuple[bool, str]:

@@ -1,6 +1,7 @@
 """The ``parent_hash`` of a ``.wdelta``: SHA-256 over names and bytes of the base, in every order that is known.
 
-Facts: spec/wdelta.md, "Parent hash". Only tensors that the delta covers count. The orders:
+Facts: spec/wdelta.md, "Parent hash". The tensors that the delta covers count, or, where these are fewer, all tensors of
+the base: ``load_delta`` of deltatensors hashes all, ``load_delta_from_paths`` what the delta covers. The orders:
 
 ``sorted``
     By name: version 2, and version 1 made in memory or as a link of a chain.
@@ -11,7 +12,8 @@ Facts: spec/wdelta.md, "Parent hash". Only tensors that the delta covers count. 
     By the base's files, these in the order of the first name in them: version 1 made from folders.
 
 Bytes are as stored (bf16 as its 16 bits); the orders ``sorted-f32`` and ``records-f32`` are over the values in float32,
-which is what the in-memory functions of version 1 were given for a bf16 model.
+which is what the in-memory functions of version 1 were given for a bf16 model. ``whole-sorted``, ``whole-shards`` and
+``whole-sorted-f32`` are over all tensors of the base.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from ingot.model.tensor import Tensor
 _PIECE = 4 * CHUNK
 _CHUNK = 1 << 20
 WIDE = "-f32"
+WHOLE = "whole-"
 
 Orders = dict[str, tuple[str, ...]]
 
@@ -50,23 +53,32 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
     missing = next((name for name in names if name not in base), None)
     if missing is not None:
         raise IntegrityError("delta.base", f"expected a tensor {missing[:200]!r} in the base, found none")
+    orders = _orders_of(base, names, "")
+    if len(base) > len(names):
+        orders |= _orders_of(base, sorted(base), WHOLE)
+    return orders
+
+
+def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
+    """Return the different orders of ``names``, those over float32 last; keys begin with ``prefix``."""
     by_file: dict[str, list[str]] = {}
     tensors, wide = many_of(base), False
     for name in sorted(names):
         tensor = tensors.passing(name)
         wide = wide or tensor.dtype != "f32"
         by_file.setdefault(_file_of(tensor), []).append(name)
-    digests = {
+    known = {
         "sorted": tuple(sorted(names)),
         "records": tuple(names),
         "shards": tuple(name for members in by_file.values() for name in members),
     }
     orders: Orders = {}
-    for key, order in digests.items():
+    for key, order in known.items():
         if order not in orders.values():
-            orders[key] = order
+            orders[f"{prefix}{key}"] = order
     if wide:
-        orders |= {f"{key}{WIDE}": orders[key] for key in ("sorted", "records") if key in orders}
+        widened = [f"{prefix}{key}" for key in ("sorted", "records")]
+        orders |= {f"{key}{WIDE}": orders[key] for key in widened if key in orders}
     return orders
 
 

@@ -199,19 +199,24 @@ class Proof(Observer):
         digests |= dict(ordered(lambda route: (route.name, _digest(route)), rest, workers))
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 
-    def _parent(self, stage: int) -> str:
-        """Return the parent hash of a stage by a pass of its own."""
+    def _parent(self, stage: int, order: Sequence[str] | None = None) -> str:
+        """Return the parent hash of a stage, over tensors in the likeliest order by default, by a pass of its own."""
         running = Sha256()
-        for name in self._order(stage):
+        for name in self._order(stage) if order is None else order:
             running.update(name.encode("utf-8", "surrogatepass"))
             for rows in self._stages[stage][name].chunks():
                 running.update(file_bytes(rows))
         return hex_of(running)
 
     def _in_another_order(self, stage: int, expected: str) -> bool:
-        """Whether the base has this parent hash in one of the other orders that its tool has hashed in."""
+        """Whether the base has this parent hash in one of the other orders that its tool has hashed in.
+
+        Of a link's parent its tool has hashed what the link before gave: the tensors that this one covers, no others.
+        """
         if stage:
-            return False
+            before = sorted(self._links[stage - 1].checkpoint)
+            there = all(name in self._stages[stage] for name in before)
+            return there and before != self._order(stage) and self._parent(stage, before) == expected
         base = _origins(self._stages[0])
         return matching_order(base, list(self._links[0].checkpoint), expected) is not None
 

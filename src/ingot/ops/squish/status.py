@@ -8,6 +8,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from ingot.errors import IngotError, UsageError
+from ingot.formats.npydir.names import FOLDER, MANIFEST, SIDECAR
 from ingot.model.report import Bytes, Column, Figure, Line, Report, Table, table_of
 from ingot.model.store import Store
 from ingot.ops.open import open as open_checkpoint
@@ -16,8 +17,7 @@ from ingot.ops.squish.gate import Passed
 from ingot.ops.squish.table import TENSORS, TIERS, Tier, tier_of
 from ingot.stores.table import from_url, locate, location_of
 
-MANIFEST = "manifest.json"
-SOURCE = (MANIFEST, "tensors", "ingot.json")
+SOURCE = (MANIFEST, FOLDER, SIDECAR)
 """What the tiers are made from, relative to the directory."""
 
 COMPLETE, MISSING, INCOMPLETE, DAMAGED, STALE = "complete", "missing", "incomplete", "damaged", "stale"
@@ -125,7 +125,7 @@ def is_squish_directory(path: str | PathLike[str]) -> bool:
 def holds_tiers(store: Store) -> bool:
     """Whether a folder holds squish's arrays or one of its tiers."""
     top = store.list()
-    if MANIFEST in top.files and "tensors" in top.folders:
+    if MANIFEST in top.files and FOLDER in top.folders:
         return True
     there = {*top.files, *top.folders}  # a page of links may leave hidden names out
     likely = (tier for tier in TIERS.values() if there & {tier.path, tier.sentinel})
@@ -179,7 +179,12 @@ def address(store: Store, name: str) -> str:
 
 def source_files(store: Store) -> list[str]:
     """Return the files that tiers are made from; empty if only tiers are left."""
-    return snapshot.files_under(store, SOURCE) if store.exists(MANIFEST) else []
+    return snapshot.files_under(store, SOURCE) if _has_tensors(store) else []
+
+
+def _has_tensors(store: Store) -> bool:
+    """Whether the tensors are there: a manifest alone names safe keys."""
+    return store.exists(MANIFEST) and FOLDER in store.list().folders
 
 
 def tier_files(store: Store, tier: Tier) -> list[str]:
@@ -193,7 +198,7 @@ def mark_of(tier: Tier, store: Store) -> str | None:
 
 
 def _tensors(store: Store) -> tuple[str, str]:
-    if not store.exists(MANIFEST):
+    if not _has_tensors(store):
         return MISSING, "only built tiers are here"
     return COMPLETE, "what the other tiers are built from"
 

@@ -279,7 +279,7 @@ def test_the_shipped_model_keeps_its_cosine(tmp_path: Path) -> None:
     source = next(DEMO.glob("*.safetensors"), None) or DEMO
     ingot.convert(source, folder, "int8", "npydir")
     for item in ingot.compare(source, folder).tensors:
-        assert item.same or (item.stats is not None and item.stats.cosine >= 0.9999)
+        assert item.same or (item.stats is not None and item.stats.cosine >= 0.99995)
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "decompress"])

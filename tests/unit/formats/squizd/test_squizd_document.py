@@ -21,6 +21,7 @@ from ingot.testing.squizd_document import (
     INT2_FLAG,
     INT4_FLAG,
     SPARSE_FLAG,
+    TCA_FLAG,
     Array,
     Entry,
     document,
@@ -29,6 +30,7 @@ from ingot.testing.squizd_document import (
     int4,
     npcl,
     table,
+    tcaw,
 )
 
 
@@ -149,17 +151,6 @@ def test_masks_beside_blocks_of_full_size(tmp_path: Path, bits: Sequence[int], e
     for found, expected in zip(values(path).values(), [one for layer in layers for one in layer[0]], strict=True):
         assert np.array_equal(found, scaled(expected, 0.5))
     assert "error" not in told(path).values()
-
-
-def test_what_lies_under_a_mask_of_full_size_counts_as_zeros(tmp_path: Path) -> None:
-    matrices, _, mask = sparse_layer((1, 0, 1, 1), whole=True)
-    noise = [codes(*matrix.shape, 9) for matrix in matrices]
-    path = sparse_file(tmp_path, [(matrices, [int4(one) for one in noise], mask)], 0.25)
-    for found, matrix, one in zip(values(path).values(), matrices, noise, strict=True):
-        dropped = np.zeros(16, bool)
-        dropped[4:8] = True
-        expected = np.where(dropped if matrix.shape[1] == 16 else dropped[:, None], 0, one)
-        assert np.array_equal(found, scaled(expected, 0.5))
 
 
 def test_compacted_blocks_open_where_their_width_can_be_recovered(tmp_path: Path) -> None:
@@ -354,7 +345,7 @@ def test_a_core_ml_package_ends_a_file_and_weights_stay_beside_it(tmp_path: Path
     assert rule_of(write(tmp_path, data + b"x")) == "squizd.coreml-length"
 
 
-@pytest.mark.parametrize("options", ["bits = 4, group = 4", "bits = 2, group = 'row'"])
+@pytest.mark.parametrize("options", ["bits = 4, group = 7", "bits = 2, group = 'row'"])
 def test_odd_columns_are_quantized_as_one_stream(tmp_path: Path, options: str) -> None:
     """Sections 5.3 and 5.4: rows are not padded. The values are those of the rows that other formats pad."""
     weight = np.random.default_rng(0).standard_normal((9, 7)).astype(np.float32)
@@ -365,3 +356,43 @@ def test_odd_columns_are_quantized_as_one_stream(tmp_path: Path, options: str) -
     assert np.array_equal(values(tmp_path / "b.squizd")["t"], values(tmp_path / "b.zt")["t"])
     with ingot.open(tmp_path / "b.squizd") as checkpoint:
         assert checkpoint["t"].params["packing"] == "flat_lsb"
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_rows_with_odd_columns_are_read_as_one_stream(bits: int, tmp_path: Path) -> None:
+    """The same from the document's side: 9 rows of 7 columns, nothing between them; one scale for all."""
+    matrix = np.random.default_rng(1).integers(-(1 << bits - 1), 1 << bits - 1, (9, 7))
+    block = int4(matrix) if bits == 4 else int2(matrix, 63)
+    data = document([[block]], INT4_FLAG if bits == 4 else INT2_FLAG, [(7, 0.25, 1.0)])
+    (found,) = values(write(tmp_path, data)).values()
+    assert np.array_equal(found, scaled(matrix, 0.25, 1.0))
+
+
+def test_each_flag_is_recognised_from_the_header(tmp_path: Path) -> None:
+    """Sections 1 and 3.3: bits 0 to 6, each in a file of its own; what they stand for is read without an option."""
+    rng = np.random.default_rng(2)
+    dense, matrix, small = rng.normal(size=(4, 6)).astype(np.float32), codes(4, 6), rng.integers(-2, 2, (4, 8))
+    words = rng.normal(size=(3, 128)).astype(np.float32).view(np.uint32) >> 16
+    words[:, :-1] *= rng.random((3, 127)) < 0.5  # the last column is used: it says where rows end
+    texels = b"\xfc\xfd" + 6 * b"\xff" + struct.pack("<4H", 0x8000, 0x8000, 0x8000, 0xFFFF)  # one colour, whole block
+    texture = b"ASTW" + struct.pack("<III", 5, 10, 5) + 2 * texels
+    pruned, _, mask = sparse_layer((1, 0), whole=True)
+    pruned = [matrix.astype(np.float32) for matrix in pruned]
+    meta = struct.pack("<IIIf16x", 1, 4, 1, 0.5)
+    payload, _, entries = draft_payload(HEAD)
+    plain, own = npcl(dense), [(1, 0.5, 0.0)]
+    files = {
+        0: (document([[texture]], 1, [(1, 2.0, -1.0)]), np.full((10, 5), np.float16(0x8000 / 0xFFFF) * 2.0 - 1)),
+        1: (document([[tcaw(words)]], TCA_FLAG), (words.astype(np.uint32) << 16).view(np.float32)),
+        2: (document([[int4(matrix)]], INT4_FLAG, own), scaled(matrix, 0.5)),
+        3: (document([[npcl(one) for one in pruned]], SPARSE_FLAG, masks=[mask], sparsity=meta), pruned[0]),
+        4: (document([[plain]], EAGLE_FLAG, draft=(payload + table(entries), 1, 12)), dense),
+        5: (document([[int2(small, 8)]], INT2_FLAG, own), scaled(small, 0.5)),
+        6: (document([[plain]], COREML_FLAG, coreml=b"PK" + bytes(30)), dense),
+    }
+    for bit, (data, expected) in files.items():
+        with ingot.open(write(tmp_path, data)) as checkpoint:
+            assert checkpoint.features == 1 << bit
+            assert np.array_equal(next(iter(checkpoint.values())).numpy("f32"), expected), bit
+            assert (checkpoint.attachments.draft is not None) == (bit == 4)
+            assert (checkpoint.attachments.coreml is not None) == (bit == 6)

@@ -159,7 +159,7 @@ def test_a_hundred_thousand_tensors(read: Read) -> None:
     assert len(found.tensors) == count
     name = "layers.99999.weight"
     assert bytes(found.tensors[name].parts["data"].view()) == bytes([99999 % 251])
-    objects[name] = tensor([1], components={"data": component("u8", 64, 1)})
+    objects[name] = tensor([2], components={"data": component("u8", 64, 2)})
     with pytest.raises(FormatError) as caught:
         read(zt_file(manifest(objects), {64: bytes(body[64:])}))
     assert caught.value.rule == "zt.blob-overlap"

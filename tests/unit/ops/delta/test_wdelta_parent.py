@@ -60,6 +60,16 @@ def test_every_order(path: Path, io: str) -> None:
     }
 
 
+def test_a_delta_of_some_tensors_may_know_the_whole_base(path: Path) -> None:
+    values, names = arrays(), ["z", "b"]
+    with ingot.open(path) as base:
+        orders = {key: order for key, order in parent_orders(base, names).items() if key.startswith("whole")}
+        assert orders == {"whole-sorted": tuple(sorted(NAMES)), "whole-sorted-f32": tuple(sorted(NAMES))}
+        assert matching_order(base, names, expected(values, sorted(NAMES))) == "whole-sorted"
+        assert matching_order(base, names, expected(values, sorted(NAMES), wide=True)) == "whole-sorted-f32"
+        assert matching_order(base, names, expected(values, NAMES)) is None
+
+
 def test_equal_orders_come_once(path: Path) -> None:
     with ingot.open(path) as base:
         assert list(parent_orders(base, sorted(NAMES))) == ["sorted", "sorted-f32"]

@@ -1,0 +1,177 @@
+"""Manifests in CBOR that Ingot does not write: indefinite lengths, tags and ``undefined`` (RFC 7049).
+
+``ztensor`` 1.2.3 reads them: it passes over tags, takes ``undefined`` for ``null``, and reads a bignum (a byte string
+with tag 2 or 3) as the integer that it is. Such a manifest is rewritten with definite lengths and without tags, and
+then decoded and checked as any other.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn
+
+from ingot.core.cbor import MAX_DEPTH
+from ingot.errors import FormatError
+from ingot.model.bytesource import Buffer
+
+RULES = ("cbor.indefinite-length", "cbor.tag", "cbor.simple")
+"""What the strict decoder refuses of such manifests."""
+
+MAX_ITEMS = 1 << 21
+"""Items of a manifest that is rewritten: a few seconds of work, and 100,000 tensors."""
+
+_UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
+_INDEFINITE, _BREAK = 31, 0xFF
+_NULL, _UNDEFINED = 0xF6, 0xF7
+_POSITIVE_BIGNUM, _NEGATIVE_BIGNUM = 2, 3
+_SIZES = {24: "B", 25: ">H", 26: ">I", 27: ">Q"}
+_NOTES = {
+    "zt.cbor-indefinite": "the manifest has strings, arrays or maps of indefinite length",
+    "zt.cbor-tag": "the manifest has tags, which are passed over",
+    "zt.cbor-undefined": "the manifest has undefined values, which are read as null",
+}
+
+
+def rewrite(data: Buffer, where: str) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return the same item in definite lengths and without tags, and a note for each kind of thing that was changed.
+
+    Raises
+    ------
+    FormatError
+        ``cbor.truncated``, ``cbor.length``, ``cbor.depth``, ``cbor.items``, ``cbor.reserved``, ``cbor.tag``,
+        ``cbor.indefinite-length``. Other rules of ``spec/cbor.md`` are for the decoder of the result.
+    """
+    writer = _Rewriter(data, where)
+    writer.item(0)
+    writer.rest()
+    return bytes(writer.out), [(rule, _NOTES[rule]) for rule in _NOTES if rule in writer.seen]
+
+
+class _Rewriter:
+    """One pass over the bytes. ``out`` is the result, ``seen`` the rules of notes."""
+
+    def __init__(self, data: Buffer, where: str) -> None:
+        self._data, self._where = memoryview(data).cast("B"), where
+        self._position = self._items = 0
+        self.out = bytearray()
+        self.seen: set[str] = set()
+
+    def rest(self) -> None:
+        """Keep the bytes after the item, which the decoder refuses."""
+        self.out += self._data[self._position :]
+
+    def item(self, depth: int) -> None:
+        """Rewrite the next item."""
+        start, tag = self._position, None
+        major, argument = self._head()
+        while major == _TAG:
+            self.seen.add("zt.cbor-tag")
+            start, tag = self._position, argument
+            major, argument = self._head()
+        if major == _BYTES and tag in (_POSITIVE_BIGNUM, _NEGATIVE_BIGNUM):
+            self._bignum(argument, start, negative=tag == _NEGATIVE_BIGNUM)
+        elif major in (_BYTES, _TEXT):
+            self._string(major, argument)
+        elif major in (_ARRAY, _MAP):
+            self._container(major, argument, depth)
+        elif major == _SIMPLE and self._data[start] == _UNDEFINED:
+            self.seen.add("zt.cbor-undefined")
+            self.out.append(_NULL)
+        elif argument is None:
+            self._refuse("cbor.indefinite-length", "expected an item, found a break", start)
+        else:
+            self.out += self._data[start : self._position]
+
+    def _head(self) -> tuple[int, int | None]:
+        """Return major type and argument of the next item; None for an indefinite length or a break."""
+        start = self._position
+        self._items += 1
+        if self._items > MAX_ITEMS:
+            self._refuse("cbor.items", f"expected at most {MAX_ITEMS} items, found more", start)
+        major, info = divmod(self._take(1)[0], 32)
+        if info < 24:
+            return major, info
+        if info in _SIZES:
+            size = struct.calcsize(_SIZES[info])
+            return major, int(struct.unpack(_SIZES[info], self._take(size))[0])
+        if info != _INDEFINITE or major in (_UINT, _NEGATIVE, _TAG):
+            self._refuse("cbor.reserved", f"expected additional information that CBOR defines, found {info}", start)
+        return major, None
+
+    def _take(self, size: int) -> memoryview:
+        if size > len(self._data) - self._position:
+            self._refuse("cbor.truncated", "expected another item, found the end", len(self._data))
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+    def _bytes(self, length: int) -> memoryview:
+        if length > len(self._data) - self._position:
+            self._refuse("cbor.length", f"expected {length} bytes of a string, found the end", self._position)
+        return self._take(length)
+
+    def _chunks(self, major: int, length: int | None) -> bytes:
+        """Return a string's bytes; the chunks of one of indefinite length are strings of definite ones."""
+        if length is not None:
+            return bytes(self._bytes(length))
+        self.seen.add("zt.cbor-indefinite")
+        chunks = []
+        while not self._ends():
+            start = self._position
+            kind, size = self._head()
+            if kind != major or size is None:
+                self._refuse("cbor.indefinite-length", "expected chunks of the string's own type and length", start)
+            chunks.append(bytes(self._bytes(size)))
+        return b"".join(chunks)
+
+    def _string(self, major: int, length: int | None) -> None:
+        text = self._chunks(major, length)
+        self.out += _encoded(major, len(text))
+        self.out += text
+
+    def _bignum(self, length: int | None, start: int, *, negative: bool) -> None:
+        value = int.from_bytes(self._chunks(_BYTES, length), "big")
+        if value >> 64:
+            self._refuse("cbor.tag", "expected an integer of 64 bits, found a larger bignum", start)
+        self.out += _encoded(_NEGATIVE if negative else _UINT, value)
+
+    def _container(self, major: int, length: int | None, depth: int) -> None:
+        start, outer = self._position, self.out
+        if depth >= MAX_DEPTH:
+            self._refuse("cbor.depth", f"expected at most {MAX_DEPTH} levels of nesting, found more", start)
+        each = 2 if major == _MAP else 1
+        if length is None:
+            self.seen.add("zt.cbor-indefinite")
+            self.out, count = bytearray(), 0
+            while not self._ends():
+                self.item(depth + 1)
+                count += 1
+            if count % each:
+                self._refuse("cbor.indefinite-length", "expected a value for every key, found a break", start)
+            outer += _encoded(major, count // each)
+            outer += self.out
+            self.out = outer
+        else:
+            if length * each > len(self._data) - self._position:
+                self._refuse("cbor.length", f"expected {length} elements, found the end", start)
+            outer += _encoded(major, length)
+            for _ in range(length * each):
+                self.item(depth + 1)
+
+    def _ends(self) -> bool:
+        """Whether a break comes next, which is passed over."""
+        if self._position >= len(self._data):
+            self._refuse("cbor.truncated", "expected another item or a break, found the end", self._position)
+        ends = self._data[self._position] == _BREAK
+        self._position += ends
+        return ends
+
+    def _refuse(self, rule: str, message: str, offset: int) -> NoReturn:
+        raise FormatError(rule, message, where=f"{self._where}: byte {offset}")
+
+
+def _encoded(major: int, argument: int) -> bytes:
+    """Return the shortest head."""
+    if argument < 24:
+        return bytes([major << 5 | argument])
+    info = next(info for info, code in _SIZES.items() if argument < 1 << 8 * struct.calcsize(code))
+    return bytes([major << 5 | info]) + struct.pack(_SIZES[info], argument)
