@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
+from ingot.formats.coreml.constants import LEFT_RULE
+from ingot.formats.coreml.expressions import ComputedSource
 from ingot.formats.coreml.site import Site, Slot
 from ingot.formats.coreml.template import Template, open_files
 from ingot.formats.numbers import ConvertedSource
@@ -32,7 +34,8 @@ def read_package(store: Store) -> Catalog:
         metadata=metadata_of(template),
         headers=template.headers,
         sources=tuple(sources),
-        notes=tuple(template.notes),
+        notes=tuple((LEFT_RULE, f"{name} is not read: {reason}") for name, reason in template.unread.items()),
+        unread=template.unread,
         attachments=Attachments(program=template),
         details=partial(_details, template),
     )
@@ -46,11 +49,15 @@ def metadata_of(template: Template) -> dict[str, str]:
 
 
 def _tensor(template: Template, site: Site) -> Tensor:
-    parts = {role: _part(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
+    parts = {role: part_of(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
     return Tensor(site.name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
 
-def _part(template: Template, slot: Slot, where: str) -> Part:
+def part_of(template: Template, slot: Slot, where: str) -> Part:
+    """Return the numbers of a slot as the package has them."""
+    if slot.computed is not None:
+        source = ComputedSource(slot.computed, template.weights, where)
+        return Part(slot.dtype, slot.length, source, where=where, occupies=slot.stored)
     value = slot.values[0]
     if slot.spread is not None:
 

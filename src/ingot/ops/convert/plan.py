@@ -25,6 +25,7 @@ from ingot.formats.base import (
     Fitting,
     Format,
     FullSize,
+    KeepsConstants,
     WriteOptions,
 )
 from ingot.formats.many import refusing
@@ -192,6 +193,9 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
     rule, choice = decision.rule_label, decision.choice
     if choice is not None and _is_exempt(tensor, format):
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
+    reason = format.why_kept(tensor.name) if choice is not None and isinstance(format, KeepsConstants) else None
+    if reason is not None:
+        return keep(tensor, format, f"{rule} (kept: {reason})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
     if choice is not None and choice.quantizer is not None:

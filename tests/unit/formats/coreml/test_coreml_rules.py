@@ -226,7 +226,10 @@ def test_the_sample_itself_opens() -> None:
         "p": "palette",
         "s": "sparse_mask",
         "t": "sparse_mask",
+        **dict.fromkeys("fgh", "palette"),
+        **dict.fromkeys("bcv", "dense"),
     }
+    assert list(found.unread) == ["u"]
     assert [rule for rule, _ in found.notes] == ["coreml.left"]
 
 
