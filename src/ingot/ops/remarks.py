@@ -10,6 +10,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
+_REPORTED = ("torchfile.left-out", "onnx.inner-graphs")
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 
 
@@ -18,6 +19,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
 
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
     ``torchfile.left-out``: what a file of torch holds beside the weights.
+    ``onnx.inner-graphs``: names of tensors in graphs within the graph.
     ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
     notes = []
@@ -27,7 +29,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     shard = _shard(source)
     if shard:
         notes.append(("open.one-shard", shard))
-    notes += [(rule, told) for rule, told in source.catalog.remarks if rule == "torchfile.left-out"]
+    notes += [(rule, told) for rule, told in source.catalog.remarks if rule in _REPORTED]
     unsaid = as_many(source.catalog.tensors).where(_is_unsaid)
     if unsaid:
         told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"

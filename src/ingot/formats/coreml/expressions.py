@@ -12,12 +12,11 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.checked import element_count, require_inside
-from ingot.core.memory import require_ram
+from ingot.core.checked import element_count
 from ingot.errors import FormatError
 from ingot.formats.coreml.graph import Graph, Weights, check_output, expect
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, as_file, to_numbers
+from ingot.formats.coreml.site import LeftError, Shape, to_numbers
 from ingot.formats.coreml.types import BY_NAME, MilType
 from ingot.formats.coreml.values import Value
 from ingot.model.tensor import Array
@@ -108,47 +107,6 @@ class Expression:
 
 def _array_dtype(type: MilType) -> str:
     return type.dtype or ("i8" if type.signed else "u8")
-
-
-class ComputedSource:
-    """The bytes of an expression's values; they are computed at the first read and kept until the last byte is read."""
-
-    mapped = False
-    lighter = "convert it on a machine with more memory"
-
-    def __init__(self, expression: Expression, weights: Weights, name: str) -> None:
-        self._expression, self._weights = expression, weights
-        self._data: memoryview | None = None
-        self.name, self.size = name, expression.type.nbytes(prod(expression.dims))
-
-    @property
-    def making(self) -> int:
-        """The memory that computing takes."""
-        return self._expression.memory
-
-    def view(self, offset: int, length: int) -> memoryview:
-        require_inside(offset, length, self.size, self.name)
-        data = self._bytes() if length else memoryview(b"")
-        if offset + length == self.size:
-            self._data = None
-        return data[offset : offset + length]
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        piece = self.view(offset, out.nbytes)
-        if piece.nbytes:
-            out.cast("B")[:] = piece
-
-    def changed(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self._data = None
-
-    def _bytes(self) -> memoryview:
-        if self._data is None:
-            require_ram(self.making, "values that the program computes", self.lighter, where=self.name)
-            self._data = memoryview(as_file(self._expression.values(self._weights)))
-        return self._data
 
 
 def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int = 0) -> Expression:

@@ -7,10 +7,9 @@ from functools import partial
 
 from ingot.formats.base import Catalog
 from ingot.formats.coreml.constants import LEFT_RULE
-from ingot.formats.coreml.expressions import ComputedSource
-from ingot.formats.coreml.site import Site, Slot
+from ingot.formats.coreml.site import Site, Slot, as_file
 from ingot.formats.coreml.template import Template, open_files
-from ingot.formats.numbers import ConvertedSource
+from ingot.formats.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
@@ -56,7 +55,10 @@ def _tensor(template: Template, site: Site) -> Tensor:
 def part_of(template: Template, slot: Slot, where: str) -> Part:
     """Return the numbers of a slot as the package has them."""
     if slot.computed is not None:
-        source = ComputedSource(slot.computed, template.weights, where)
+        expression = slot.computed
+        source = ComputedSource(
+            lambda: as_file(expression.values(template.weights)), slot.length, expression.memory, where
+        )
         return Part(slot.dtype, slot.length, source, where=where, occupies=slot.stored)
     value = slot.values[0]
     if slot.spread is not None:

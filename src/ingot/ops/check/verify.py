@@ -139,7 +139,8 @@ def examine(
     elif not source.format.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
-    findings += [Finding("note", rule, path, message) for rule, message in remarks(source)]
+    shown = set(source.catalog.remarks)
+    findings += [Finding("note", rule, path, text) for rule, text in remarks(source) if (rule, text) not in shown]
     _, fault = receipt_of(source)
     findings += [] if fault is None else [Finding("note", fault[0], path, fault[1])]
     return sorted(findings, key=lambda item: item.level != "error")
