@@ -81,10 +81,10 @@ class ComputedSource:
         require_inside(offset, length, self.size, self.name)
         if not length:
             return memoryview(b"")
-        if self._data is None:
-            require_ram(self.making, "values that the program computes", self.lighter, where=self.name)
-            self._data = memoryview(self._compute())
         data = self._data
+        if data is None:
+            require_ram(self.making, "values that the program computes", self.lighter, where=self.name)
+            data = self._data = memoryview(self._compute())
         if offset + length == self.size:
             self._data = None
         return data[offset : offset + length]

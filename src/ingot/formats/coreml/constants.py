@@ -33,9 +33,12 @@ class Constants:
 
     def unique(self, name: str) -> str:
         """Return a name that no other tensor has, and take it: blocks beside one another may use the same names."""
-        count = self.names.get(name, 0) + 1
-        self.names[name] = count
-        return name if count == 1 else self.unique(f"{name}~{count}")
+        unique = name
+        while unique in self.names:
+            self.names[name] += 1
+            unique = f"{name}~{self.names[name]}"
+        self.names[unique] = 1
+        return unique
 
     def cover(self, value: Value) -> None:
         """Note a value as read, or as listed."""

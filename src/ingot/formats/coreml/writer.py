@@ -142,6 +142,8 @@ class CoremlWriter:
             )
         for entry, offset, data in zip(plan.entries, record["offsets"], record["inline"], strict=True):
             entry.offset, entry.data = offset, bytes.fromhex(data)
+            if offset is not None:
+                self._describe(plan, entry)  # the record covers the numbers alone
         if plan.file:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
@@ -219,9 +221,17 @@ class CoremlWriter:
                 return ""
             self._put(plan, entry, 0, memoryview(data))
             digest = checksums.digest("crc32c", data)
-        assert entry.offset is not None
-        self._sink(plan.file).write_at(entry.offset, metadata(entry.offset, stored.type, stored.count))
+        self._describe(plan, entry)
         return digest
+
+    def _describe(self, plan: TensorPlan, entry: Entry) -> None:
+        """Write the metadata of a blob."""
+        assert entry.offset is not None
+        if entry.copied is not None:
+            data = moved_metadata(entry.copied[1], entry.offset)
+        else:
+            data = metadata(entry.offset, entry.stored.type, entry.stored.count)
+        self._sink(plan.file).write_at(entry.offset, data)
 
     def _require_same(self, role: str, start: int, piece: memoryview) -> None:
         """Refuse other numbers than those of the program where these stay as they are."""

@@ -152,10 +152,10 @@ class _Finder:
         return self._found
 
     def _add(self, site: Site) -> None:
-        name, count = site.name, 1
+        name = site.name
         while name in self._names:
-            self._names[name] = count = self._names[name] + 1
-            name = f"{site.name}~{count}"
+            self._names[site.name] += 1
+            name = f"{site.name}~{self._names[site.name]}"
         self._names[name] = 1
         self._found.sites.append(site if name == site.name else replace(site, name=name))
 

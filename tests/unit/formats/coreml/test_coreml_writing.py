@@ -280,6 +280,32 @@ def test_a_run_that_was_stopped_is_continued_to_the_same_bytes(tmp_path: Path, o
     assert {path.name for path in tmp_path.iterdir()} == {"a.mlpackage", "b.mlpackage", "c.mlpackage"}
 
 
+def test_metadata_that_did_not_reach_the_disk_is_written_again(tmp_path: Path) -> None:
+    """A run may be killed between a tensor's record and the small pieces that wait in memory."""
+    made = Package()
+    for index in range(4):
+        made.add(
+            "const", f"w{index}", ("fp16", SHAPE), {"val": made.blob("fp16", SHAPE, numbers(*SHAPE, index + 1)[:1024])}
+        )
+    source, out = put(tmp_path / "a.mlpackage", made.files()), tmp_path / "b.mlpackage"
+
+    def stop(event: ingot.ProgressEvent) -> None:
+        if event.done > event.total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(source, out, LUT4, resume=True, progress=stop, threads=1)
+    partial = tmp_path / ".b.mlpackage.ingot-partial"
+    records = [json.loads(line) for line in (partial / "journal.jsonl").read_text().splitlines()[1:]]
+    data = bytearray((partial / "files" / WEIGHTS).read_bytes())
+    for offset in (offset for record in records for offset in record["written"]["offsets"]):
+        data[offset : offset + 64] = bytes(64)
+    (partial / "files" / WEIGHTS).write_bytes(data)
+    assert ingot.convert(source, out, LUT4, resume=True).resumed == len(records) > 0
+    ingot.convert(source, tmp_path / "c.mlpackage", LUT4)
+    assert (out / WEIGHTS).read_bytes() == (tmp_path / "c.mlpackage" / WEIGHTS).read_bytes()
+
+
 def test_int8_says_how_a_package_of_f16_takes_it(tmp_path: Path) -> None:
     source = put(tmp_path / "a.mlpackage", two().files())
     wide = Recipe("wide", (Rule(Choice("affine", {"bits": 8, "group": "row", "scales": "f32"})),))
