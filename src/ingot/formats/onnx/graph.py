@@ -126,6 +126,8 @@ class Graph:
         Names that are inputs or outputs of a graph, or that the model's training binds.
     defined : set of str
         Every name that this graph gives.
+    producers : mapping of str to Operator
+        The operator that gives a name.
     """
 
     message: Node
@@ -140,6 +142,7 @@ class Graph:
     uses: dict[str, list[tuple[Operator, int]]] = field(default_factory=dict)
     fixed: set[str] = field(default_factory=set)
     defined: set[str] = field(default_factory=set)
+    producers: dict[str, Operator] = field(default_factory=dict)
 
     def owner(self, name: str) -> Graph | None:
         """Return the graph that gives a name which is used here: this one, or one around it."""
@@ -314,6 +317,7 @@ def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None
         operator, graphs, held = _read_operator(graph, graph.message.child(item), index)
         graph.operators.append(operator)
         graph.defined.update(operator.outputs)
+        graph.producers.update(dict.fromkeys(operator.outputs, operator))
         inner += [(operator, key, message) for key, message in graphs]
         _constants_of(model, graph, operator, held)
     for operator in graph.operators:

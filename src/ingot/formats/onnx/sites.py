@@ -9,6 +9,7 @@ from math import prod
 
 from ingot.core.names import role_of
 from ingot.formats.onnx.graph import MICROSOFT, Graph, Model, Operator, SparseConstant, matrix_uses
+from ingot.formats.onnx.integers import scaled, takes_codes
 from ingot.formats.onnx.slots import Coordinates, DequantizedValues, Padded, Points, Slot
 from ingot.formats.onnx.tensors import Constant
 from ingot.formats.onnx.types import BY_CODE, FLOATING
@@ -43,16 +44,6 @@ _NBITS_DEFAULTS = {"K": 0, "N": 0, "bits": 4, "block_size": 0}
 BITS = (2, 4, 8)
 _FP8 = ("f8_e4m3fn", "f8_e5m2")
 _LARGEST_POINTS = 1 << 20
-# Operators that take codes of which no codec says the values; the codes are tensors of whole numbers.
-_CODED = {
-    ("", "ConvInteger"),
-    ("", "MatMulInteger"),
-    ("", "QLinearConv"),
-    ("", "QLinearMatMul"),
-    *((MICROSOFT, kind) for kind in ("DynamicQuantizeMatMul", "GatherBlockQuantized")),
-    *((MICROSOFT, kind) for kind in ("MatMulBnb4", "MatMulFpQ4", "MatMulInteger16", "MatMulIntegerToFloat")),
-    *((MICROSOFT, kind) for kind in ("QAttention", "QEmbedLayerNormalization", "QGemm", "QLinearConv", "QMoE")),
-}
 _NODE_END = re.compile(r"\.(?:MatMul|Gemm|Gather|MatMulNBits)(?:_[A-Za-z0-9]+)*$")
 _LONGEST_NAME = 1024
 
@@ -163,7 +154,11 @@ class _Finder:
         """Read codes with the operators that take them; list them as unread if their values are not known."""
         uses = graph.uses.get(name, [])
         try:
-            site = self._dequantized(graph, constant, uses) or self._packed(graph, constant, uses)
+            site = (
+                self._dequantized(graph, constant, uses)
+                or self._packed(graph, constant, uses)
+                or self._multiplied(graph, constant, uses)
+            )
         except LeftError as reason:
             operators = [use for use, at in uses if use.key in DEQUANTIZE and at == 0]
             try:
@@ -177,8 +172,6 @@ class _Finder:
             return
         if site is not None:
             self._coded[id(constant)] = site
-        elif constant.type.integer and (kind := next((use.type for use, _ in uses if use.key in _CODED), "")):
-            self._found.unread[graph.path + name] = f"{kind} takes its codes, whose scales are not known"
 
     def _dense(self, graph: Graph, name: str, constant: Constant) -> Site:
         type = constant.type
@@ -278,6 +271,48 @@ class _Finder:
             self._called(local, name, constant.dims),
             self._why_kept([slot.constant for slot in slots.values()], operators),
         )
+
+    def _multiplied(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
+        """Return the tensor of codes that operators compute with as integers; raises ``LeftError``."""
+        takers = [(use, at) for use, at in uses if takes_codes(use, at)]
+        if not takers or not constant.type.integer:
+            return None
+        if len(takers) != len(uses) or constant.name in graph.fixed:
+            raise LeftError("its codes are used elsewhere too")
+        ways = [self._scales_of(use, at) for use, at in takers]
+        if any(way != ways[0] for way in ways):
+            raise LeftError("several operators read its codes in different ways")
+        scales, zero, factor, axis = ways[0]
+        type, rank = takers[0][0].type, len(constant.dims)
+        stays = f"{type} computes with its integers"
+        name, called = constant.name, self._called(graph, constant.name, constant.dims)
+        dtype, site = scales.type.dtype, (graph.path + name, name, graph, constant.dims)
+        if dtype not in FLOATING or (zero is not None and zero.type is not constant.type):
+            raise LeftError(f"its scales are of {dtype}, or its zero points of another type than its codes")
+        single = prod(scales.dims) == 1
+        if factor is not None or constant.type.bits > 8:
+            values = replace(dequantized_values(constant, scales, zero, (axis, 0), 0), factor=factor)
+            slots = {DATA: Slot(constant, dtype, values=values)}
+            return Site(*site, dtype, DenseLayout(dtype), slots, (), (), called, stays)
+        axis += rank if axis < 0 else 0
+        if not single and (not 0 <= axis < rank or scales.dims != (constant.dims[axis],)):
+            raise LeftError(f"its scales are {list(scales.dims)}, for {list(constant.dims)}")
+        if zero is not None and prod(zero.dims) != prod(scales.dims):
+            raise LeftError("its zero points do not fit its scales")
+        dims = tuple(size if at == axis and not single else 1 for at, size in enumerate(constant.dims))
+        slots, layout = _coded(constant, scales, zero, dims)
+        return Site(*site, dtype, layout, slots, (), (), called, stays)
+
+    def _scales_of(self, operator: Operator, index: int) -> tuple[Constant, Constant | None, Constant | None, int]:
+        """Return scales, zero points, a factor of the scales, and the axis of codes; raises ``LeftError``."""
+        found = scaled(operator, index)
+        if found is None:
+            raise LeftError(f"{operator.type} takes its codes, whose scales are not known")
+        zero = None if found.zero is None else self._constant(*found.zero, "zero points")
+        factor = None if found.factor is None else self._constant(*found.factor, "scales")
+        if factor is not None and prod(factor.dims) != 1:
+            raise LeftError("its scales are products of several")
+        return self._constant(*found.scales, "scales"), zero, factor, found.axis
 
     def _value_name(self, operator: Operator) -> str:
         """Return the name of the values that an operator makes; raises ``LeftError`` if it is no name of their own."""

@@ -158,7 +158,8 @@ class DequantizedValues:
     """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
 
     ``axis`` is the dimension of the scales, None if all elements share one; ``block`` is the number of elements along
-    it that share a scale where scales have the rank of the codes, else 0.
+    it that share a scale where scales have the rank of the codes, else 0. ``factor`` is a scale that is multiplied with
+    the others.
     """
 
     codes: Constant
@@ -167,6 +168,7 @@ class DequantizedValues:
     type: OnnxType
     axis: int | None = None
     block: int = 0
+    factor: Constant | None = None
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +178,8 @@ class DequantizedValues:
     @property
     def stored(self) -> int:
         """Bytes of the constants that they are computed from."""
-        return sum(constant.nbytes for constant in (self.codes, self.scales, self.zero) if constant is not None)
+        constants = (self.codes, self.scales, self.zero, self.factor)
+        return sum(constant.nbytes for constant in constants if constant is not None)
 
     @property
     def making(self) -> int:
@@ -189,7 +192,10 @@ class DequantizedValues:
         if self.zero is not None:
             result = result - self._spread(_floats(self.zero, read))
         with np.errstate(all="ignore"):
-            result = result * self._spread(_floats(self.scales, read))
+            scales = _floats(self.scales, read)
+            if self.factor is not None:
+                scales = scales * _floats(self.factor, read).reshape(())
+            result = result * self._spread(scales)
             return bytes(file_bytes(result.astype(numpy_dtype(self.type.dtype))))
 
     def _spread(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -151,6 +151,65 @@ def sparse_text() -> Graph:
     return graph
 
 
+def integers(rows: int = 6, cols: int = 4, *, columns: bool = False) -> tuple[Graph, np.ndarray]:
+    """Return a product as dynamic quantization by onnxruntime has it, and the values of its matrix."""
+    rng, graph = np.random.default_rng(1), Graph()
+    codes = rng.integers(0, 256, (rows, cols)).astype(np.uint8)
+    shape = (cols,) if columns else ()
+    scale = rng.random(shape).astype(np.float32) if columns else np.array(0.25, np.float32)
+    zero = rng.integers(100, 140, shape).astype(np.uint8) if columns else np.array(128, np.uint8)
+    graph.constant("w_quantized", codes, "uint8")
+    graph.constant("w_scale", scale, "float")
+    graph.constant("w_zero_point", zero, "uint8")
+    graph.node("DynamicQuantizeLinear", ["x"], ["x_q", "x_scale", "x_zero"])
+    graph.node("MatMulInteger", ["x_q", "w_quantized", "x_zero", "w_zero_point"], ["p"])
+    graph.node("Cast", ["p"], ["f"], [("to", 1)])
+    graph.node("Mul", ["x_scale", "w_scale"], ["s"])
+    graph.node("Mul", ["f", "s"], ["y"])
+    return graph, (codes.astype(np.float32) - zero) * scale
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_codes_of_dynamic_quantization_have_the_scale_after_their_product(tmp_path: Path, columns: bool) -> None:
+    graph, expected = integers(columns=columns)
+    assert not catalog(graph.model()).unread
+    (tensor_of,) = read(graph.model()).values()
+    assert (tensor_of.name, tensor_of.codec) == ("w_quantized", "affine")
+    np.testing.assert_allclose(tensor_of.numpy(), expected, rtol=1e-6)
+    (tmp_path / "m.onnx").write_bytes(graph.model())
+    report = ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", "decompress")
+    assert report.actions == {"moved": 1}
+    assert "MatMulInteger computes with its integers" in str(report)
+    assert (tmp_path / "o.onnx").read_bytes() == graph.model()
+
+
+def test_codes_of_integer_operators_have_the_scales_of_these(tmp_path: Path) -> None:
+    rng, graph = np.random.default_rng(2), Graph()
+    kernel, matrix = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((3, 2, 2, 2), (4, 5)))
+    bias = rng.integers(-(1 << 20), 1 << 20, 3).astype(np.int32)
+    arrays = {"ks": rng.random(3).astype(np.float32), "bs": rng.random(5).astype(np.float32)}
+    for name in ("xs", "ys", "as", "cs"):
+        arrays[name] = np.array(rng.random(), np.float32)
+    for name, array in arrays.items():
+        graph.constant(name, array, "float")
+    for name, array, kind in (("k", kernel, "int8"), ("b", matrix, "int8"), ("kb", bias, "int32")):
+        graph.constant(name, array, kind)
+    for name, size in (("xz", 1), ("yz", 1), ("az", 1), ("cz", 1)):
+        graph.constant(name, np.zeros(size, np.int8).reshape(()), "int8")
+    graph.constant("kz", np.zeros(3, np.int8), "int8")
+    graph.constant("bz", np.arange(5, dtype=np.int8), "int8")
+    graph.node("QLinearConv", ["x", "xs", "xz", "k", "ks", "kz", "ys", "yz", "kb"], ["c"])
+    graph.node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "cs", "cz"], ["y"])
+    found = read(graph.model())
+    assert not catalog(graph.model()).unread
+    np.testing.assert_allclose(found["k"].numpy(), kernel * arrays["ks"][:, None, None, None], rtol=1e-6)
+    np.testing.assert_allclose(found["b"].numpy(), (matrix - np.arange(5.0)) * arrays["bs"], rtol=1e-6)
+    np.testing.assert_allclose(found["kb"].numpy(), bias * (arrays["ks"] * arrays["xs"]), rtol=1e-6)
+    (tmp_path / "m.onnx").write_bytes(graph.model())
+    ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx")
+    assert (tmp_path / "o.onnx").read_bytes() == graph.model()
+
+
 @pytest.mark.parametrize(
     ("build", "names"),
     [
