@@ -90,9 +90,9 @@ class ComputedSource:
         return data[offset : offset + length]
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        piece = self.view(offset, out.nbytes)
-        if piece.nbytes:
-            out.cast("B")[:] = piece
+        chunk = self.view(offset, out.nbytes)
+        if chunk.nbytes:
+            out.cast("B")[:] = chunk
 
     def changed(self) -> bool:
         return False

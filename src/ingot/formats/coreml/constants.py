@@ -96,8 +96,8 @@ def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix
     if feeds and operation.type == "const":
         return
     try:
-        made = _made(graph, operation)
-        chain = graph.feeders(operation) if made is not None and not feeds else []
+        tensor = _made(graph, operation)
+        chain = graph.feeders(operation) if tensor is not None and not feeds else []
     except LeftError as reason:
         if not feeds:
             name = operation.outputs[0].name if operation.outputs else operation.where
@@ -105,12 +105,14 @@ def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix
             for value in operation.values:
                 result.cover(value)
         return
-    if made is None or feeds:
+    if tensor is None or feeds:
         return
-    own = graph.exclusive(operation, chain)
-    shared = tuple(item for item in chain if item not in own)
+    exclusive = graph.exclusive(operation, chain)
+    shared = tuple(item for item in chain if item not in exclusive)
     name = result.unique(prefix + operation.outputs[0].name)
-    site = Site(name, made.shape, str(made.type.dtype), made.layout, made.slots, (*own, operation), shared)
+    site = Site(
+        name, tensor.shape, str(tensor.type.dtype), tensor.layout, tensor.slots, (*exclusive, operation), shared
+    )
     result.sites.append(site)
     for item in (*chain, operation):
         for value in item.values:

@@ -70,14 +70,14 @@ class Expression:
 
     def _parts(self) -> Iterable[Expression]:
         """Return this expression and all that it is computed from, each once."""
-        found: dict[int, Expression] = {}
+        parts: dict[int, Expression] = {}
         waiting = [self]
         while waiting:
             item = waiting.pop()
-            if id(item) not in found:
-                found[id(item)] = item
+            if id(item) not in parts:
+                parts[id(item)] = item
                 waiting += item.operands.values()
-        return found.values()
+        return parts.values()
 
     def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
         """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
@@ -273,9 +273,10 @@ def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expr
 
 def looked_up(indices: Array, lut: Array, axis: int) -> Array:
     """Return the entries of the palettes at ``indices``; the numbers of an entry follow one another along ``axis``."""
-    places = np.ogrid[tuple(slice(size) for size in indices.shape)]
+    positions = np.ogrid[tuple(slice(size) for size in indices.shape)]
     groups = [
-        place // max(1, size // count) for place, size, count in zip(places, indices.shape, lut.shape, strict=False)
+        position // max(1, size // count)
+        for position, size, count in zip(positions, indices.shape, lut.shape, strict=False)
     ]
     entries: Array = lut[(*groups, indices)]
     if not indices.ndim:
@@ -332,15 +333,15 @@ def _scattered(params: _Params, values: Array, mask: Array) -> Array:
 
 
 def _sparse(params: _Params) -> tuple[Expression, ...]:
-    kept = params.get("nonzero_data", _CODES)
-    params.require(len(kept.dims) == 1, "kept values in one dimension", list(kept.dims))
+    nonzeros = params.get("nonzero_data", _CODES)
+    params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))
     if not params.ios16:
         mask = params.get("mask", ("uint1",))
         return (
             params.make(
-                kept.type,
+                nonzeros.type,
                 mask.dims,
-                {"values": kept, "mask": mask},
+                {"values": nonzeros, "mask": mask},
                 lambda values, mask: _scattered(params, values, mask),
             ),
         )
@@ -352,7 +353,7 @@ def _sparse(params: _Params) -> tuple[Expression, ...]:
         bits = np.unpackbits(mask, count=count, bitorder="little")
         return _scattered(params, values, bits).reshape(shape)
 
-    return (params.make(kept.type, shape, {"values": kept, "mask": mask}, compute),)
+    return (params.make(nonzeros.type, shape, {"values": nonzeros, "mask": mask}, compute),)
 
 
 def _sparse_outputs(
@@ -363,29 +364,29 @@ def _sparse_outputs(
     vector: tuple[int, int] = (0, 1),
 ) -> tuple[Expression, ...]:
     """Return the outputs of an operation that computes kept values: the mask, and the values."""
-    mask, kept = operands["mask"], operands["values"]
-    params.require(len(kept.dims) == 1, "kept values in one dimension", list(kept.dims))
+    mask, nonzeros = operands["mask"], operands["values"]
+    params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))
     axis, length = vector
     return (
-        params.make(mask.type, _longer(mask.dims, axis, length), operands, lambda **each: compute(**each)[0]),
-        params.make(type, (kept.dims[0] * length,), operands, lambda **each: compute(**each)[1]),
+        params.make(mask.type, _longer(mask.dims, axis, length), operands, lambda **values: compute(**values)[0]),
+        params.make(type, (nonzeros.dims[0] * length,), operands, lambda **values: compute(**values)[1]),
     )
 
 
 def _lut_to_sparse(params: _Params) -> tuple[Expression, ...]:
-    mask, kept = params.get("indices_mask", ("uint1",)), params.get("indices_nonzero_data", _INDICES)
-    lut, vector, axis = _lookup(params, "lut", mask.dims, kept.type)
+    mask, nonzeros = params.get("indices_mask", ("uint1",)), params.get("indices_nonzero_data", _INDICES)
+    lut, vector, axis = _lookup(params, "lut", mask.dims, nonzeros.type)
 
     def compute(mask: Array, values: Array, lut: Array) -> tuple[Array, Array]:
         dense = looked_up(_scattered(params, values, mask), lut, axis)
         longer = np.repeat(mask, vector, axis) if vector > 1 else mask
         return longer, dense[longer != 0]
 
-    return _sparse_outputs(params, {"mask": mask, "values": kept, "lut": lut}, lut.type, compute, (axis, vector))
+    return _sparse_outputs(params, {"mask": mask, "values": nonzeros, "lut": lut}, lut.type, compute, (axis, vector))
 
 
 def _sparse_blockwise(params: _Params) -> tuple[Expression, ...]:
-    mask, kept = params.get("data_mask", ("uint1",)), params.get("nonzero_data", _CODES)
+    mask, nonzeros = params.get("data_mask", ("uint1",)), params.get("nonzero_data", _CODES)
     operands = _shift_scale(params, mask.dims)
 
     def compute(mask: Array, values: Array, scale: Array, offset: Array | None = None) -> tuple[Array, Array]:
@@ -393,7 +394,7 @@ def _sparse_blockwise(params: _Params) -> tuple[Expression, ...]:
         return mask, dense[mask != 0]
 
     type = operands["scale"].type
-    return _sparse_outputs(params, {"mask": mask, "values": kept, **operands}, type, compute)
+    return _sparse_outputs(params, {"mask": mask, "values": nonzeros, **operands}, type, compute)
 
 
 _BUILDERS: Mapping[str, Callable[[_Params], tuple[Expression, ...]]] = {

@@ -106,10 +106,10 @@ class Graph:
             later |= key in self._all
             block = block.parent
         if later or name not in self._defined:
-            found = "later, or in a circle" if later else "nowhere"
+            position = "later, or in a circle" if later else "nowhere"
             raise FormatError(
                 "coreml.reference",
-                f"expected {name[:200]!r} to be given before, found it {found}",
+                f"expected {name[:200]!r} to be given before, found it {position}",
                 where=operation.where,
             )
         return None
@@ -119,27 +119,29 @@ class Graph:
 
         Raises ``FormatError`` ``coreml.reference``; ``LeftError`` where they are too many.
         """
-        waiting, found = [operation], dict[int, Operation]()
+        waiting, feeders = [operation], dict[int, Operation]()
         while waiting:
             item = waiting.pop()
             for name in item.inputs.values():
-                given = self._find(item, name) if isinstance(name, str) else None
-                if given is not None and given[0].constant and id(given[0]) not in found:
-                    found[id(given[0])] = given[0]
-                    waiting.append(given[0])
-            if len(found) > MAX_FEEDERS:
+                source = self._find(item, name) if isinstance(name, str) else None
+                if source is not None and source[0].constant and id(source[0]) not in feeders:
+                    feeders[id(source[0])] = source[0]
+                    waiting.append(source[0])
+            if len(feeders) > MAX_FEEDERS:
                 raise LeftError(f"more than {MAX_FEEDERS} constants feed it")
-        return sorted(found.values(), key=lambda item: item.node.tag)
+        return sorted(feeders.values(), key=lambda item: item.node.tag)
 
     def exclusive(self, operation: Operation, chain: Sequence[Operation]) -> list[Operation]:
         """Return those of the constants ``chain`` that feed nothing but ``operation``, directly or through others."""
         chosen = list(chain)
         while True:
-            own = Counter(
+            counts = Counter(
                 name for item in (*chosen, operation) for name in item.inputs.values() if isinstance(name, str)
             )
             fewer = [
-                item for item in chosen if all(self._uses[output.name] == own[output.name] for output in item.outputs)
+                item
+                for item in chosen
+                if all(self._uses[output.name] == counts[output.name] for output in item.outputs)
             ]
             if len(fewer) == len(chosen):
                 return chosen
@@ -158,11 +160,11 @@ class Graph:
             if key in operation.inputs and value is None:
                 raise LeftError(f"{key} has several values")
             return value
-        given = self._find(operation, value)
-        if given is None:
+        source = self._find(operation, value)
+        if source is None:
             raise LeftError(f"{key} is an input of its block")
-        constant = given[0].attributes.get("val") if given[0].type == "const" else None
-        return constant if isinstance(constant, Value) else given
+        constant = source[0].attributes.get("val") if source[0].type == "const" else None
+        return constant if isinstance(constant, Value) else source
 
     def value(self, operation: Operation, key: str) -> Value:
         """Return a parameter that has to be stored numbers.

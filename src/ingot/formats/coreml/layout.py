@@ -178,7 +178,7 @@ class Layout:
         chosen = {id(item): item for site in replaced for item in site.shared if id(item) not in stays}
         gone = [operation for site in replaced for operation in site.operations]
         while True:
-            own = Counter(
+            counts = Counter(
                 (item.function, name)
                 for item in (*gone, *chosen.values())
                 for name in item.inputs.values()
@@ -188,7 +188,9 @@ class Layout:
             still_used = [
                 key
                 for key, item in chosen.items()
-                if any(uses[item.function][output.name] != own[item.function, output.name] for output in item.outputs)
+                if any(
+                    uses[item.function][output.name] != counts[item.function, output.name] for output in item.outputs
+                )
             ]
             if not still_used:
                 return list(chosen.values())

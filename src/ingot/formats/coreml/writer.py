@@ -233,11 +233,11 @@ class CoremlWriter:
             data = metadata(entry.offset, entry.stored.type, entry.stored.count)
         self._sink(plan.file).write_at(entry.offset, data)
 
-    def _require_same(self, role: str, start: int, piece: memoryview) -> None:
+    def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
         """Refuse other numbers than those of the program where these stay as they are."""
-        own = bytearray(piece.nbytes)
-        self._fixed[role].readinto(start, memoryview(own))
-        if own != piece:
+        expected = bytearray(chunk.nbytes)
+        self._fixed[role].readinto(start, memoryview(expected))
+        if expected != chunk:
             raise UnsupportedError(
                 "the program computes these numbers from constants that it keeps, and the tensor has other ones; "
                 "expected the program's own: write into a program whose constant is stored plainly",

@@ -85,8 +85,8 @@ class Faces:
         for graph in self._model.graphs:  # each after the one around it
             values |= {(id(graph), name) for name in graph.fixed - graph.constants.keys()}
             for operator in graph.operators:
-                known = operator.key not in _WITH_GRAPHS
-                if not known or any((id(graph.owner(name)), name) in values for name in operator.inputs):
+                plain = operator.key not in _WITH_GRAPHS
+                if not plain or any((id(graph.owner(name)), name) in values for name in operator.inputs):
                     values |= {(id(graph), name) for name in operator.outputs}
         return values
 

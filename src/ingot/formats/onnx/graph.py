@@ -227,7 +227,7 @@ def parse_model(data: Bytes, where: str) -> Model:
 def _entry(message: Node) -> tuple[str, str]:
     """Return the key and value of a StringStringEntryProto."""
     fields = message.known((1, 2))
-    key, value = (message.text(fields[number][0]) if fields[number] else "" for number in (1, 2))
+    key, value = (message.text(fields[field][0]) if fields[field] else "" for field in (1, 2))
     return key, value
 
 
@@ -243,7 +243,7 @@ def _read_function(model: Model, message: Node) -> None:
     single = (_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD)
     repeated = (_FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES, _FUNCTION_DEFAULTS)
     fields = message.known(single, repeated)
-    name, domain, overload = (message.text(fields[number][0]) if fields[number] else "" for number in single)
+    name, domain, overload = (message.text(fields[field][0]) if fields[field] else "" for field in single)
     path = f"{domain}.{name}{':' if overload else ''}{overload}/"
     graph = Graph(message, path, stays=IN_FUNCTION)
     inputs = {message.text(item) for item in fields[_FUNCTION_INPUTS]}
@@ -262,8 +262,8 @@ def _read_training(model: Model, message: Node, index: int) -> None:
     fields = message.known((_INITIALIZATION, _ALGORITHM), _BINDINGS)
     for item in (*fields[_BINDINGS[0]], *fields[_BINDINGS[1]]):
         model.main.fixed.update(_entry(message.child(item)))
-    for number, part in ((_INITIALIZATION, "initialization"), (_ALGORITHM, "algorithm")):
-        for item in fields[number]:
+    for part_field, part in ((_INITIALIZATION, "initialization"), (_ALGORITHM, "algorithm")):
+        for item in fields[part_field]:
             path = f"training_info.{index}.{part}/"
             _read_graph(model, Graph(message.child(item), path, model.main, IN_TRAINING))
     used = model.main.uses.items()
@@ -314,12 +314,12 @@ def _value_name(message: Node) -> str:
 def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None:
     inner: list[tuple[Operator, str, Node]] = []
     for index, item in enumerate(fields):
-        operator, graphs, held = _read_operator(graph, graph.message.child(item), index)
+        operator, graphs, attributes = _read_operator(graph, graph.message.child(item), index)
         graph.operators.append(operator)
         graph.defined.update(operator.outputs)
         graph.producers.update(dict.fromkeys(operator.outputs, operator))
         inner += [(operator, key, message) for key, message in graphs]
-        _constants_of(model, graph, operator, held)
+        _constants_of(model, graph, operator, attributes)
     for operator in graph.operators:
         for position, name in enumerate(operator.inputs):
             if name:
@@ -331,7 +331,7 @@ def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None
         _read_graph(model, Graph(message, path, graph, graph.stays))
 
 
-def _constants_of(model: Model, graph: Graph, operator: Operator, held: Sequence[str]) -> None:
+def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence[str]) -> None:
     """Add the constants that stand in the attributes of an operator; ``held`` are those that may hold some."""
     if operator.key == _COMPILED:
         reason = "a provider of onnxruntime compiled it for a device, and its weights with it"
@@ -340,7 +340,7 @@ def _constants_of(model: Model, graph: Graph, operator: Operator, held: Sequence
         for key, attribute in operator.attributes.items():
             _constant_value(model, graph, operator, key, attribute)
     elif operator.key != _FILLED:
-        for key in held:
+        for key in keys:
             _hold(model, graph, operator.attributes[key], f"{operator.label}.{key}", operator.key)
 
 
@@ -378,12 +378,12 @@ def _hold(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str
     while name in graph.held or name in graph.sparse:  # only where outputs share a name
         name += "~"
     for index, item in enumerate(tensors):
-        called = name if len(tensors) == 1 else f"{name}.{index}"
-        constant = read_constant(attribute.child(item), called)
+        local = name if len(tensors) == 1 else f"{name}.{index}"
+        constant = read_constant(attribute.child(item), local)
         if constant is None:
-            model.unread[graph.path + called] = TEXT_REASON
+            model.unread[graph.path + local] = TEXT_REASON
         else:
-            graph.held[called] = constant
+            graph.held[local] = constant
     for index, item in enumerate(sparse):
         _add_sparse(model, graph, attribute.child(item), f"{name}.{index}" if len(sparse) > 1 else name)
     if fields[_FLOATS] and key[0] not in ("", MICROSOFT):
@@ -444,25 +444,25 @@ def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, l
     """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with tensors."""
     single, repeated = (NODE_NAME, OP_TYPE, DOMAIN), (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.known(single, repeated)
-    name, type, domain = (message.text(fields[number][0]) if fields[number] else "" for number in single)
-    inputs, outputs = (tuple(message.text(item) for item in fields[number]) for number in (INPUTS, OUTPUTS))
+    name, type, domain = (message.text(fields[field][0]) if fields[field] else "" for field in single)
+    inputs, outputs = (tuple(message.text(item) for item in fields[field]) for field in (INPUTS, OUTPUTS))
     attributes: dict[str, Node] = {}
     graphs: list[tuple[str, Node]] = []
-    held: list[str] = []
+    with_numbers: list[str] = []
     for item in fields[ATTRIBUTES]:
         attribute = message.child(item)
-        found = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS, *_NUMBERS))
-        key = attribute.text(found[_ATTRIBUTE_NAME][0]) if found[_ATTRIBUTE_NAME] else ""
+        parts = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS, *_NUMBERS))
+        key = attribute.text(parts[_ATTRIBUTE_NAME][0]) if parts[_ATTRIBUTE_NAME] else ""
         if key in attributes:
             raise FormatError("onnx.repeated-field", f"expected attribute {key[:80]!r} once", where=message.where)
         attributes[key] = attribute
-        if any(found[number] for number in _NUMBERS):
-            held.append(key)
-        several = (*found[SUBGRAPH], *found[_SUBGRAPHS])
+        if any(parts[field] for field in _NUMBERS):
+            with_numbers.append(key)
+        several = (*parts[SUBGRAPH], *parts[_SUBGRAPHS])
         for position, inner in enumerate(several):
             graphs.append((key if len(several) == 1 else f"{key}.{position}", attribute.child(inner)))
     domain = "" if domain == "ai.onnx" else domain
-    return Operator(index, graph, message, type, domain, name, inputs, outputs, attributes), graphs, held
+    return Operator(index, graph, message, type, domain, name, inputs, outputs, attributes), graphs, with_numbers
 
 
 def matrix_uses(graph: Graph, name: str) -> Sequence[Operator]:

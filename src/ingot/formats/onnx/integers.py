@@ -82,9 +82,9 @@ def takes_codes(operator: Operator, index: int) -> bool:
 def scaled(operator: Operator, index: int) -> Scaled | None:
     """Return where the scales of an operator's codes stand; None if nothing tells."""
     if operator.key in _PRODUCTS:
-        found = _scale_after(operator)
+        scales = _scale_after(operator)
         axis = 0 if operator.type == "ConvInteger" else (-2, -1)[index]
-        return None if found is None else Scaled(found, _given(operator, index + 2), axis)
+        return None if scales is None else Scaled(scales, _given(operator, index + 2), axis)
     for item in _TABLE.get(operator.key, ()):
         if item.codes == index:
             zero = None if item.zero is None else _given(operator, item.zero)

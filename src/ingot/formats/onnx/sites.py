@@ -205,8 +205,8 @@ class _Finder:
         if len(shape) != 2 or len(uses) != 1:
             return ""
         path = uses[0][0].name.strip("/").replace("/", ".")
-        told = f"{_NODE_END.sub('', path)}.weight"
-        return told if 0 < len(path) <= _LONGEST_NAME and role_of(told) != "other" else ""
+        label = f"{_NODE_END.sub('', path)}.weight"
+        return label if 0 < len(path) <= _LONGEST_NAME and role_of(label) != "other" else ""
 
     def _why_kept(self, constants: Sequence[Constant], operators: Sequence[Operator] = ()) -> str:
         """Return why a tensor of these constants is always written as it is; empty if it may be changed."""
@@ -227,12 +227,12 @@ class _Finder:
             return "operators of a graph within its own make its values"
         return ""
 
-    def _constant(self, operator: Operator, index: int, what: str) -> Constant:
+    def _constant(self, operator: Operator, index: int, role: str) -> Constant:
         """Return the constant that an operator takes; raises ``LeftError`` if it takes something else."""
         name = operator.input(index)
         owner = operator.graph.owner(name)
         if owner is None or name not in owner.constants:
-            raise LeftError(f"its {what} are no constants")
+            raise LeftError(f"its {role} are no constants")
         return owner.constants[name]
 
     def _dequantized(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
@@ -279,13 +279,13 @@ class _Finder:
             return None
         if len(takers) != len(uses) or constant.name in graph.fixed:
             raise LeftError("its codes are used elsewhere too")
-        ways = [self._scales_of(use, at) for use, at in takers]
-        if any(way != ways[0] for way in ways):
+        scalings = [self._scales_of(use, at) for use, at in takers]
+        if any(scaling != scalings[0] for scaling in scalings):
             raise LeftError("several operators read its codes in different ways")
-        scales, zero, factor, axis = ways[0]
+        scales, zero, factor, axis = scalings[0]
         type, rank = takers[0][0].type, len(constant.dims)
         stays = f"{type} computes with its integers"
-        name, called = constant.name, self._called(graph, constant.name, constant.dims)
+        name, alias = constant.name, self._called(graph, constant.name, constant.dims)
         dtype, site = scales.type.dtype, (graph.path + name, name, graph, constant.dims)
         if dtype not in FLOATING or (zero is not None and zero.type is not constant.type):
             raise LeftError(f"its scales are of {dtype}, or its zero points of another type than its codes")
@@ -293,7 +293,7 @@ class _Finder:
         if factor is not None or constant.type.bits > 8:
             values = replace(dequantized_values(constant, scales, zero, (axis, 0), 0), factor=factor)
             slots = {DATA: Slot(constant, dtype, values=values)}
-            return Site(*site, dtype, DenseLayout(dtype), slots, (), (), called, stays)
+            return Site(*site, dtype, DenseLayout(dtype), slots, (), (), alias, stays)
         axis += rank if axis < 0 else 0
         if not single and (not 0 <= axis < rank or scales.dims != (constant.dims[axis],)):
             raise LeftError(f"its scales are {list(scales.dims)}, for {list(constant.dims)}")
@@ -301,18 +301,18 @@ class _Finder:
             raise LeftError("its zero points do not fit its scales")
         dims = tuple(size if at == axis and not single else 1 for at, size in enumerate(constant.dims))
         slots, layout = _coded(constant, scales, zero, dims)
-        return Site(*site, dtype, layout, slots, (), (), called, stays)
+        return Site(*site, dtype, layout, slots, (), (), alias, stays)
 
     def _scales_of(self, operator: Operator, index: int) -> tuple[Constant, Constant | None, Constant | None, int]:
         """Return scales, zero points, a factor of the scales, and the axis of codes; raises ``LeftError``."""
-        found = scaled(operator, index)
-        if found is None:
+        source = scaled(operator, index)
+        if source is None:
             raise LeftError(f"{operator.type} takes its codes, whose scales are not known")
-        zero = None if found.zero is None else self._constant(*found.zero, "zero points")
-        factor = None if found.factor is None else self._constant(*found.factor, "scales")
+        zero = None if source.zero is None else self._constant(*source.zero, "zero points")
+        factor = None if source.factor is None else self._constant(*source.factor, "scales")
         if factor is not None and prod(factor.dims) != 1:
             raise LeftError("its scales are products of several")
-        return self._constant(*found.scales, "scales"), zero, factor, found.axis
+        return self._constant(*source.scales, "scales"), zero, factor, source.axis
 
     def _value_name(self, operator: Operator) -> str:
         """Return the name of the values that an operator makes; raises ``LeftError`` if it is no name of their own."""
@@ -325,16 +325,18 @@ class _Finder:
         """Return the values that ``DequantizeLinear`` computes of codes that no codec has; raises ``LeftError``."""
         codes, scales = self._constant(operator, 0, "codes"), self._constant(operator, 1, "scales")
         zero = self._constant(operator, 2, "zero points") if operator.input(2) else None
-        stated = _stated(operator, _DEQUANTIZE_DEFAULTS)
-        values = dequantized_values(codes, scales, zero, (stated["axis"], stated["block_size"]), stated["output_dtype"])
+        attributes = _stated(operator, _DEQUANTIZE_DEFAULTS)
+        values = dequantized_values(
+            codes, scales, zero, (attributes["axis"], attributes["block_size"]), attributes["output_dtype"]
+        )
         name = self._value_name(operator)
         self._values.add((id(operator.graph), name))
         path, dtype = operator.graph.path, values.type.dtype
         slots = {DATA: Slot(codes, dtype, values=values)}
-        called = self._called(operator.graph, name, codes.dims)
+        alias = self._called(operator.graph, name, codes.dims)
         stays = "its operator computes it from codes that no codec has"
         layout = DenseLayout(dtype)
-        return Site(path + name, name, operator.graph, codes.dims, dtype, layout, slots, (), (), called, stays)
+        return Site(path + name, name, operator.graph, codes.dims, dtype, layout, slots, (), (), alias, stays)
 
     def _add_sparse(self, graph: Graph, item: SparseConstant) -> None:
         """Add a sparse constant, as coordinates and values."""
@@ -374,13 +376,13 @@ class _Finder:
         if dtype not in FLOATING or scales.count != rows * groups:
             raise LeftError(f"it has not a scale for each of {groups} blocks of {rows} rows")
         zero = self._constant(first, 3, "zero points") if first.input(3) else None
-        own = -(-cols * bits // 8)
-        padding = None if own == width else Padded(rows, own, width)
+        row_bytes = -(-cols * bits // 8)
+        padding = None if row_bytes == width else Padded(rows, row_bytes, width)
         slots = {CODES: Slot(constant, "u8", conversion=padding), SCALES: Slot(scales, dtype)}
         if zero is not None:
             slots[ZEROS] = _point_slot(zero, rows, groups, bits, dtype)
-        kind: Zero = OnePoint(1 << (bits - 1)) if zero is None else POINTS
-        layout = AffineLayout(bits, Group(block), ROWS_LSB, False, kind, dtype, dtype)
+        zero_layout: Zero = OnePoint(1 << (bits - 1)) if zero is None else POINTS
+        layout = AffineLayout(bits, Group(block), ROWS_LSB, False, zero_layout, dtype, dtype)
         return Site(
             graph.path + constant.name,
             constant.name,
@@ -412,8 +414,8 @@ def dequantized_values(
     Raises ``LeftError`` where the operator does not take such constants, or Ingot does not know their types.
     """
     shape, (axis, block) = codes.dims, grid
-    known = (codes.type.integer and codes.type.bits <= 32) or codes.type.dtype in _FP8
-    if not known or scales.type.dtype not in FLOATING:
+    has_codes = (codes.type.integer and codes.type.bits <= 32) or codes.type.dtype in _FP8
+    if not has_codes or scales.type.dtype not in FLOATING:
         raise LeftError(f"its codes are of {codes.type.name}, its scales of {scales.type.name}")
     type = BY_CODE.get(output_dtype, scales.type) if output_dtype else scales.type
     if type.dtype not in FLOATING or (output_dtype and output_dtype not in BY_CODE):
@@ -429,8 +431,8 @@ def dequantized_values(
     axis += len(shape) if axis < 0 else 0
     if not 0 <= axis < len(shape) or block < 0:
         raise LeftError(f"it has no dimension {axis} with blocks of {block}")
-    wanted = (shape[axis],) if not block else (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
-    if scales.dims != wanted or (zero is not None and zero.dims != wanted):
+    expected = (shape[axis],) if not block else (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
+    if scales.dims != expected or (zero is not None and zero.dims != expected):
         raise LeftError(f"its scales are {list(scales.dims)}, for {list(shape)}")
     return DequantizedValues(codes, scales, zero, type, axis, block)
 

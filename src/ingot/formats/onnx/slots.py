@@ -137,10 +137,10 @@ class Coordinates:
         if not self.linear:
             return np.ascontiguousarray(stored.reshape(self.count, len(self.dims)).T).tobytes()
         axes = np.empty((len(self.dims), self.count), "<i8")
-        rest = stored
+        positions = stored
         for axis in range(len(self.dims) - 1, 0, -1):
-            rest, axes[axis] = np.divmod(rest, max(self.dims[axis], 1))
-        axes[0] = rest
+            positions, axes[axis] = np.divmod(positions, max(self.dims[axis], 1))
+        axes[0] = positions
         return axes.tobytes()
 
     def to_stored(self, data: bytes, where: str) -> bytes:
@@ -210,10 +210,10 @@ def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray
     """Return a constant's numbers as f32."""
     data, type = read(constant), constant.type
     if type.integer and type.bits < 8:
-        numbers = unpacked_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
+        values = unpacked_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
     else:
-        numbers = from_file(np.frombuffer(data, np.uint8), type.dtype).astype(np.float32)
-    return numbers.reshape(constant.dims)
+        values = from_file(np.frombuffer(data, np.uint8), type.dtype).astype(np.float32)
+    return values.reshape(constant.dims)
 
 
 @dataclass(frozen=True, slots=True)

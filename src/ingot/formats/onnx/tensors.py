@@ -152,15 +152,15 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
     return Constant(name, type, (count,), message, raw=raw, field=field)
 
 
-def _count(message: Node, fields: list[Field], type: OnnxType, number: int) -> int:
+def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int) -> int:
     """Return how many numbers stand in fields of an attribute."""
     if type.field not in _FIXED:
         return sum(
             1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80)) for field in fields
         )
-    kind, width = _FIXED[type.field]
-    if any(field.kind not in (kind, BYTES) or (field.end - field.start) % width for field in fields):
-        raise message.refuse(f"numbers of {width} bytes in field {number}", "others")
+    wire_type, width = _FIXED[type.field]
+    if any(field.kind not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
+        raise message.refuse(f"numbers of {width} bytes in field {field_number}", "others")
     return sum(field.end - field.start for field in fields) // width
 
 
@@ -205,8 +205,8 @@ def typed_bytes(constant: Constant) -> bytes:
     Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that the type has not.
     """
     type, message = constant.type, constant.message
-    number = constant.field or type.field
-    fields = message.known((), (number,))[number]
+    field_number = constant.field or type.field
+    fields = message.known((), (field_number,))[field_number]
     if type.field in _FIXED:
         return b"".join(bytes(message.data[field.start : field.end]) for field in fields)
     values = [

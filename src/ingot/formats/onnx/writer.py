@@ -172,12 +172,12 @@ class OnnxWriter:
                 return own
         return entry.conversion.to_stored(held, where)
 
-    def _require_same(self, role: str, start: int, piece: memoryview) -> None:
+    def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
         """Refuse other numbers than those that the model computes from constants which it keeps."""
         part = self._computed[role]
-        own = bytearray(piece.nbytes)
-        part.readinto(start, memoryview(own))
-        if own != piece:
+        expected = bytearray(chunk.nbytes)
+        part.readinto(start, memoryview(expected))
+        if expected != chunk:
             raise UnsupportedError(
                 "the model computes these numbers from constants that it keeps, and the tensor has other ones; "
                 "expected the model's own: write into a model whose constant is stored plainly",

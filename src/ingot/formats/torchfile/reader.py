@@ -238,13 +238,15 @@ def _state(torch: Any, content: Any, name: str) -> Contents:
         if own or len(held) == 1:
             values = content if own else content[held[0]]
             found = _tensors(torch, values)
-            rest = {key: value for key, value in values.items() if key not in found}
+            inner = {key: value for key, value in values.items() if key not in found}
             others = {} if own else {key: value for key, value in content.items() if key != held[0]}
-            unread = [*_paths(torch, rest, "" if own else held[0]), *_paths(torch, others, "")]
-            keys = [str(key)[:40] for key in (*rest, *others)]
-            told = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
-            told += f"; {len(unread)} tensors are among it" if unread else ""
-            return Contents(found, unread, f"{name} holds beside its weights what is left out: {told}" if keys else "")
+            unread = [*_paths(torch, inner, "" if own else held[0]), *_paths(torch, others, "")]
+            keys = [str(key)[:40] for key in (*inner, *others)]
+            listed = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
+            listed += f"; {len(unread)} tensors are among it" if unread else ""
+            return Contents(
+                found, unread, f"{name} holds beside its weights what is left out: {listed}" if keys else ""
+            )
     raise UnsupportedError(
         f"expected a state dict (names to tensors), or one under {', '.join(_HOLDERS)}, found "
         f"{type(content).__name__} of other things",
@@ -263,18 +265,18 @@ def _tensors(torch: Any, content: Any) -> dict[str, Any]:
 def _paths(torch: Any, content: Any, path: str) -> list[str]:
     """Return the paths of all tensors, arrays and storages in nested containers."""
     stored = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
-    found: list[str] = []
+    paths: list[str] = []
     waiting, seen = [(path, content)], set[int]()
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, stored) or (hasattr(value, "dtype") and hasattr(value, "shape")):
-            found.append(path)
+            paths.append(path)
         elif isinstance(value, Mapping | list | tuple | set | frozenset) and id(value) not in seen:
             seen.add(id(value))  # a pickle may hold a container within itself
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
             inner = [(f"{path}.{key!s:.80}" if path else f"{key!s:.80}", item) for key, item in items]
             waiting += reversed(inner)
-    return found
+    return paths
 
 
 def _require_dense(torch: Any, key: str, value: Any, name: str) -> None:
