@@ -109,6 +109,22 @@ def test_tensors_beside_the_weights_are_listed_and_plain_values_are_not(tmp_path
     assert list(unread(tmp_path / "o.pt")) == ["7", "ema.a"]
 
 
+def test_an_entry_that_ends_past_the_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(2)}, tmp_path / "m.pt")
+    data = bytearray((tmp_path / "m.pt").read_bytes())
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        size = next(entry.file_size for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+    entry = data.index(b"PK\1\2")  # in the central directory; both sizes follow the checksum
+    while not data[entry + 46 :].startswith((b"m/data.pkl", b"archive/data.pkl")):
+        entry = data.index(b"PK\1\2", entry + 4)
+    assert int.from_bytes(data[entry + 20 : entry + 24], "little") == size
+    data[entry + 20 : entry + 28] = 2 * (1 << 20).to_bytes(4, "little")
+    (tmp_path / "n.pt").write_bytes(data)
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "n.pt")
+    assert caught.value.rule in ("torchfile.zip", "torchfile.damaged")
+
+
 class Code:
     def __reduce__(self) -> Any:
         return (sys.exit, ("ran",))

@@ -83,9 +83,12 @@ class CoremlFormat:
     def why_kept(self, name: str) -> str | None:
         """Return why the program keeps a tensor as it is; None if a recipe may change it."""
         site = self._sites.get(name)
-        if site is None:
-            return None
-        return FEEDS if site.feeds else "it stands in the program itself" if site.inline else None
+        return FEEDS if site is not None and site.feeds else None
+
+    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return the element type of an array in the program itself, which no recipe changes; None for others."""
+        site = self._sites.get(name)
+        return site.dtype if site is not None and site.inline else None
 
     def original(self, name: str) -> str:
         """Return a constant's name without what coremltools appends to it, as often as it was compressed."""

@@ -102,7 +102,8 @@ class OnnxFormat(BySuffix):
 
     def is_own(self, name: str) -> bool:
         """Whether only a graph has such a name: exporters' for values that they made, quantizers' for codes."""
-        return _EXPORTED.match(name) is not None or original(name) != name
+        local = self.local_name(name)
+        return _EXPORTED.match(local) is not None or original(local) != local
 
     def original(self, name: str) -> str:
         """Return a constant's name without what quantizers append to it."""

@@ -192,7 +192,7 @@ def _pickle_of(source: ByteSource, name: str) -> bytes:
             return archive.read(found)
     except IngotError:
         raise
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise FormatError(
             "torchfile.zip", f"expected a zip archive as torch.save has it: {error}", where=name
         ) from error

@@ -35,7 +35,7 @@ from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, full_size
-from ingot.ops.convert.idle import without_effect
+from ingot.ops.convert.idle import constants_that_stay, without_effect
 from ingot.ops.convert.keep import KEEP, as_stored, keep, located
 from ingot.ops.convert.measure import Candidate, pick
 from ingot.recipes.choice import SMALLEST, Choice, Measured
@@ -109,7 +109,10 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             measured=request.measured,
             attachments=source.attachments,
             recipe=request.recipe.name if request.recipe else "keep",
-            warnings=without_effect(request.recipe, decisions, source.importance),
+            warnings=[
+                *without_effect(request.recipe, decisions, source.importance),
+                *constants_that_stay(source, format, decisions),
+            ],
         )
         _ = plan.size  # refuses what the format cannot carry together
     return plan

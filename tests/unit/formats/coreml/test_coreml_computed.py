@@ -215,6 +215,7 @@ def test_a_constant_from_which_another_is_computed_stays(tmp_path: Path) -> None
     recipe = Recipe("int8", (Rule(Choice("affine", {**INT8.options, "group": "tensor"})),))
     report = ingot.convert(source, tmp_path / "b.mlpackage", recipe, allow_requantize=True)
     assert report.actions == {"moved": 1, "encoded": 1}
+    assert ["computes other constants from it" in text for text in report.warnings] == [True]
     after = values(tmp_path / "b.mlpackage")
     np.testing.assert_array_equal(after["t"], lut)
     np.testing.assert_allclose(after["w"], lut[0, 0, :, 0][index], atol=0.02)
@@ -279,7 +280,8 @@ def test_small_arrays_in_the_program_are_tensors_and_settings_are_not(tmp_path: 
     half = Recipe("half", (Rule(Choice("dense", {"dtype": "f32"}), match=("bias",)),))
     report = ingot.convert(source, tmp_path / "d.mlpackage", half)
     assert report.actions == {"moved": 2}
-    assert "it stands in the program itself" in str(report)
+    assert "(kept: coreml has it in f16)" in str(report)
+    assert not report.warnings
 
 
 def unknown(made: Package) -> None:

@@ -283,7 +283,14 @@ def test_what_has_to_stay_is_named_in_the_report(tmp_path: Path) -> None:
     report = ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", INT8)
     assert report.actions == {"moved": 1}
     assert "an operator holds it in an attribute" in str(report)
+    (warning,) = report.warnings
+    assert warning.startswith("1 tensor stays as it is")
+    assert warning.endswith(": w")
     assert (tmp_path / "o.onnx").read_bytes() == main.model()
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(tmp_path / "m.onnx", tmp_path / "p.onnx", INT8, strict_recipe=True)
+    assert caught.value.rule == "convert.idle"
+    assert not ingot.convert(tmp_path / "m.onnx", tmp_path / "q.onnx", "decompress").warnings  # it is dense already
 
 
 def test_codes_outside_of_the_graph_of_their_operator_stay(tmp_path: Path) -> None:
