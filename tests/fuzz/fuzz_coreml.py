@@ -37,7 +37,13 @@ NUMBERS = [0, 1, 2, 4, 7, 8, 63, 64, 65, 127, 128, 255]
 SIZES = [0, 1, 2, 3, 4, 8, 16, 2**31, 2**32, 2**62, 2**63, 2**64 - 1]
 KEYS = ["data", "scale", "offset", "quantized_data", "zero_point", "axis", "indices", "lut", "shape", "vector_axis"]
 KEYS += ["nonzero_data", "mask", "indices_mask", "indices_nonzero_data", "data_mask", "val", "source_val"]
-KINDS = ["const", "constexpr_affine_dequantize", "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]
+KINDS = [
+    "const",
+    "constexpr_cast",
+    "constexpr_affine_dequantize",
+    "constexpr_blockwise_shift_scale",
+    "constexpr_lut_to_dense",
+]
 KINDS += ["constexpr_sparse_to_dense", "constexpr_lut_to_sparse", "constexpr_sparse_blockwise_shift_scale", "add"]
 GOOD = sample().files()
 

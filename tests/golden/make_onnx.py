@@ -21,7 +21,7 @@ from ingot.formats.onnx.graph import INITIALIZERS
 from ingot.formats.onnx.types import TYPES
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.testing.onnx import Graph, outside, packed, sample, tensor
+from ingot.testing.onnx import Graph, outside, packed, sample, tensor, within
 
 FOLDER = Path(__file__).parent / "onnx"
 
@@ -57,6 +57,7 @@ def valid() -> dict[str, bytes]:
     return {
         "every-type": every_type(),
         "sample": sample(16, 8).model(),
+        "within": within(8).model(),
         "packed": packed(4, 33, 4, 16, zeros=True).model(),
         "beside": with_item(outside("w", "float", (1,), "w.bin", 4, 4)),
         "empty": Graph().model(),

@@ -183,7 +183,7 @@ def test_a_compressed_model_keeps_its_layouts_and_their_values(tokens: Array, tm
         op.outputs[0].name: op.outputs[0].val for op in program.functions["main"].operations if op.op_type == "const"
     }
     with ingot.open(tmp_path / "p8") as source, ingot.open(tmp_path / "m.mlpackage") as package:
-        assert len(package) == len(source)
+        assert set(package) - {name.replace(".", "_") for name in source} == {"rope_cos", "rope_sin"}
         for name in source:
             wanted = source[name].numpy()
             np.testing.assert_array_equal(package[name.replace(".", "_")].numpy(), wanted)

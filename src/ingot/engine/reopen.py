@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.engine.plan import Plan
 from ingot.errors import IngotError, IntegrityError, UnsupportedError
-from ingot.formats.base import Catalog
+from ingot.formats.base import Catalog, KeepsConstants
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
 from ingot.model.spec import TensorSpec
@@ -50,13 +50,14 @@ def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], 
     except IngotError as error:
         raise _failure(location, f"the reader of {plan.format.name} refuses the finished file: {error}") from error
     try:
-        _compare(plan.specs, catalog, location)
+        _compare(plan, catalog, location)
     finally:
         for source in catalog.sources:
             source.close()
 
 
-def _compare(specs: Sequence[TensorSpec], catalog: Catalog, location: str) -> None:
+def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
+    specs, format = plan.specs, plan.format
     tensors = as_many(catalog.tensors)
     for spec in specs:
         if spec.name not in tensors:
@@ -64,10 +65,12 @@ def _compare(specs: Sequence[TensorSpec], catalog: Catalog, location: str) -> No
         difference = _difference(tensors.passing(spec.name), spec)
         if difference:
             raise _failure(location, f"the tensor {spec.name!r:.200} has {difference}")
-    if len(tensors) != len(specs):
-        planned_names = {spec.name for spec in specs}
-        extra = next(name for name in tensors if name not in planned_names)
-        raise _failure(location, f"the finished file has a tensor that was not planned: {extra!r:.200}")
+    if len(tensors) == len(specs):
+        return
+    planned_names = {spec.name for spec in specs}
+    for name in tensors:
+        if name not in planned_names and not (isinstance(format, KeepsConstants) and format.holds(name)):
+            raise _failure(location, f"the finished file has a tensor that was not planned: {name!r:.200}")
 
 
 def _difference(tensor: Tensor, spec: TensorSpec) -> str:

@@ -54,6 +54,7 @@ class Catalog:
     receipt: str | None = None
     called: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+    """Tensors or constants that the file holds and the reader could not express: name -> reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +318,19 @@ class Exempting(Protocol):
 
     def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return the element type that a tensor must have, which no recipe changes; None if any that it carries."""
+        ...
+
+
+@runtime_checkable
+class KeepsConstants(Protocol):
+    """A format of programs that keep some of their constants as they are, whatever a recipe says."""
+
+    def why_kept(self, name: str) -> str | None:
+        """Return why the program keeps a tensor as it is; None if a recipe may change it."""
+        ...
+
+    def holds(self, name: str) -> bool:
+        """Whether the program has values of its own for a tensor, which stay where none are written."""
         ...
 
 

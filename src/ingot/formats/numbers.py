@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.model.bytesource import MemorySource
+from ingot.core.checked import require_inside
+from ingot.core.memory import require_ram
+from ingot.model.bytesource import Buffer, MemorySource
 
 Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 
@@ -51,3 +53,49 @@ class ConvertedSource(MemorySource):
             self._data = memoryview(self._read())
             self._read = None
         return super().view(offset, length)
+
+
+class ComputedSource:
+    """Bytes of a tensor that ``compute`` returns at the first read; they are kept until the last byte is read.
+
+    Parameters
+    ----------
+    compute : callable
+    size : int
+        Bytes that ``compute`` returns.
+    making : int
+        Bytes of memory that computing takes.
+    name : str
+        For messages.
+    """
+
+    mapped = False
+    lighter = "convert it on a machine with more memory"
+
+    def __init__(self, compute: Callable[[], Buffer], size: int, making: int, name: str) -> None:
+        self._compute = compute
+        self._data: memoryview | None = None
+        self.size, self.making, self.name = size, making, name
+
+    def view(self, offset: int, length: int) -> memoryview:
+        require_inside(offset, length, self.size, self.name)
+        if not length:
+            return memoryview(b"")
+        data = self._data
+        if data is None:
+            require_ram(self.making, "values that the program computes", self.lighter, where=self.name)
+            data = self._data = memoryview(self._compute())
+        if offset + length == self.size:
+            self._data = None
+        return data[offset : offset + length]
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        chunk = self.view(offset, out.nbytes)
+        if chunk.nbytes:
+            out.cast("B")[:] = chunk
+
+    def changed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._data = None

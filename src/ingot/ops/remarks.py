@@ -12,7 +12,7 @@ from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
 UNREAD = "open.unread"
-_SHOWN = ("torchfile.left-out", "gptq.format", "gptq.zero-points")
+_SHOWN = ("torchfile.left-out", "gptq.format", "gptq.zero-points", "onnx.inner-graphs")
 """Rules of a format's own remarks that every report shows."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 
@@ -23,7 +23,8 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     ``open.unread``: the file holds tensors that its reader could not express.
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
     ``torchfile.left-out``: what a file of torch holds beside the weights. ``gptq.format``, ``gptq.zero-points``: a
-    folder of GPTQ contradicts itself, and how it is read.
+    folder of GPTQ contradicts itself, and how it is read. ``onnx.inner-graphs``: names of tensors in graphs within the
+    graph.
     ``affine.axis-unsaid``: quantized words whose attributes leave open along which dimension they are packed.
     """
     unread = describe_unread(source.catalog.unread)

@@ -131,5 +131,25 @@ def sample() -> Package:
     )
     made.add("constexpr_sparse_to_dense", "t", ("fp16", shape), inputs={"mask": "t_0", "nonzero_data": "t_1"})
     made.add("constexpr_cast", "c", ("fp32", (16,)), inputs={"source_val": made.blob("fp16", (16,), bytes(32))})
+    _computed(made, shape)
+    made.add("const", "b", ("fp16", (4,)), {"val": made.now("fp16", (4,), bytes(range(8)))})
+    made.add("const", "u", ("uint4", shape), {"val": made.blob("uint4", shape, bytes(16))})
     made.add("add", "y", ("fp16", shape), inputs={"x": "w", "y": "q"})
     return made
+
+
+def _computed(made: Package, shape: Shape) -> None:
+    """Add palettes that the program scales, one for a tensor and one for two, and entries of eight numbers."""
+    indices = made.blob("uint2", shape, bytes(range(8)))
+    lut, scale = made.blob("fp16", (1, 8, 4, 1), bytes(range(64))), made.now("fp16", (1, 8, 1, 1), b"\0<" * 8)
+    made.add("constexpr_blockwise_shift_scale", "f_0", ("fp16", (1, 8, 4, 1)), inputs={"data": lut, "scale": scale})
+    made.add("constexpr_lut_to_dense", "f", ("fp16", shape), inputs={"indices": indices, "lut": "f_0"})
+    codes = made.blob("uint4", (1, 1, 4, 1), b"\x21\x43")
+    inputs: dict[str, bytes | str] = {"data": codes, "scale": made.now("fp16", (1, 1, 1, 1), b"\0<")}
+    made.add("constexpr_blockwise_shift_scale", "g_0", ("fp16", (1, 1, 4, 1)), inputs=inputs)
+    for name in ("g", "h"):
+        indices = made.blob("uint2", shape, bytes([len(name)]) * 8)
+        made.add("constexpr_lut_to_dense", name, ("fp16", shape), inputs={"indices": indices, "lut": "g_0"})
+    inputs = {"indices": made.now("uint1", (4, 1), b"\5"), "lut": made.blob("fp16", (1, 1, 2, 8), bytes(range(32)))}
+    inputs["vector_axis"] = made.now("int32", (), b"\1\0\0\0")
+    made.add("constexpr_lut_to_dense", "v", ("fp16", shape), inputs=inputs)

@@ -43,7 +43,7 @@ COVERED = (
     "zt2",
 )
 """Artifacts in which no byte may change unseen."""
-UNCOVERED = ("safetensors", "mlx", "npy", "coreml", "gguf", "gptq", "compressed-tensors", "onnx")
+UNCOVERED = ("safetensors", "mlx", "npy", "coreml", "gguf", "gptq", "compressed-tensors", "onnx", "onnx within")
 """Artifacts of formats without a place for digests."""
 
 Files = dict[str, bytes]
@@ -253,6 +253,8 @@ def _of_others(folder: Path) -> Iterator[Sample]:
     yield _sample("zt2", "zt2", folder / "c.zt")
     (folder / "a.onnx").write_bytes(onnx.packed(cols=64, zeros=True).model())
     yield _sample("onnx", "onnx", folder / "a.onnx")
+    (folder / "b.onnx").write_bytes(onnx.within(8).model())
+    yield _sample("onnx within", "onnx", folder / "b.onnx")
 
 
 def _closer(data: bytes) -> bytes:

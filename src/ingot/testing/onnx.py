@@ -7,9 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.core.wire import bytes_field, number_field
+from ingot.core.wire import FIXED32, bytes_field, number_field, varint
 from ingot.formats.onnx.forms import operator
-from ingot.formats.onnx.graph import ATTRIBUTES, GRAPH, INITIALIZERS, INTEGERS, MICROSOFT, NODES, OPSETS, PRODUCER
+from ingot.formats.onnx.graph import (
+    ATTRIBUTES,
+    GRAPH,
+    INITIALIZERS,
+    INTEGERS,
+    MICROSOFT,
+    NODES,
+    OPSETS,
+    PRODUCER,
+    SPARSE,
+    SUBGRAPH,
+    TENSOR,
+)
 from ingot.formats.onnx.tensors import External, dims_field, external_fields
 from ingot.formats.onnx.types import BY_NAME
 
@@ -61,23 +73,53 @@ class Graph:
         attributes: Collection[tuple[str, int | Sequence[int]]] = (),
         domain: str = "",
         name: str = "",
+        more: Sequence[bytes] = (),
     ) -> None:
-        """Add an operator; an attribute is a whole number, or several."""
+        """Add an operator; an attribute is a whole number, or several. ``more`` are AttributeProtos."""
         single = [(key, number) for key, number in attributes if isinstance(number, int)]
         lists = [(key, numbers) for key, numbers in attributes if not isinstance(numbers, int)]
         extra = b"".join(bytes_field(ATTRIBUTES, _integers(key, numbers)) for key, numbers in lists)
+        extra += b"".join(bytes_field(ATTRIBUTES, item) for item in more)
         made = operator((domain, type), name or f"/{outputs[0]}/{type}", inputs, outputs, single, extra)
         self.fields.append(bytes_field(NODES, made))
 
-    def model(self) -> bytes:
-        """Return the model's bytes."""
+    def graph(self) -> bytes:
+        """Return the graph's bytes."""
         graph = b"".join(self.fields) + bytes_field(2, "graph")
         graph += b"".join(bytes_field(11, value(name, self.types.get(name))) for name in self.inputs)
-        graph += b"".join(bytes_field(12, value(name, self.types.get(name))) for name in self.outputs)
-        made = number_field(1, self.ir_version) + bytes_field(PRODUCER, "by hand") + bytes_field(GRAPH, graph)
+        return graph + b"".join(bytes_field(12, value(name, self.types.get(name))) for name in self.outputs)
+
+    def model(self, extra: bytes = b"") -> bytes:
+        """Return the model's bytes; ``extra`` are fields behind its graph."""
+        made = number_field(1, self.ir_version) + bytes_field(PRODUCER, "by hand")
+        made += bytes_field(GRAPH, self.graph()) + extra
         for domain, version in self.opsets.items():
             made += bytes_field(OPSETS, (bytes_field(1, domain) if domain else b"") + number_field(2, version))
         return made
+
+
+def graph_attribute(key: str, graph: Graph) -> bytes:
+    """Return an AttributeProto of a graph."""
+    return bytes_field(1, key) + bytes_field(SUBGRAPH, graph.graph()) + number_field(20, 5)
+
+
+def tensor_attribute(key: str, item: bytes) -> bytes:
+    """Return an AttributeProto of a TensorProto."""
+    return bytes_field(1, key) + bytes_field(TENSOR, item) + number_field(20, 4)
+
+
+def floats_attribute(key: str, values: Sequence[float], *, packed: bool = False) -> bytes:
+    """Return an AttributeProto of floats, one field each as onnx's own library writes them, or one for all."""
+    data = np.array(values, "<f4").tobytes()
+    single = b"".join(varint(7 << 3 | FIXED32) + data[at : at + 4] for at in range(0, len(data), 4))
+    return bytes_field(1, key) + (bytes_field(7, data) if packed else single) + number_field(20, 6)
+
+
+def function(name: str, domain: str, inputs: Sequence[str], outputs: Sequence[str], graph: Graph) -> bytes:
+    """Return the field of a model that holds a FunctionProto with the operators of a graph."""
+    nodes = b"".join(b"\x3a" + field[1:] for field in graph.fields)  # field 7 there, 1 in a graph
+    names = b"".join(bytes_field(4, item) for item in inputs) + b"".join(bytes_field(5, item) for item in outputs)
+    return bytes_field(25, bytes_field(1, name) + names + nodes + bytes_field(10, domain))
 
 
 def _integers(key: str, values: Sequence[int]) -> bytes:
@@ -120,3 +162,36 @@ def packed(rows: int = 8, cols: int = 48, bits: int = 4, block: int = 32, *, zer
     attributes = [("K", cols), ("N", rows), ("bits", bits), ("block_size", block)]
     graph.node("MatMulNBits", inputs, ["y"], attributes, MICROSOFT)
     return graph
+
+
+def within(cols: int = 32) -> Graph:
+    """Return a graph with constants in branches, in a loop within one of them, sparse ones and ones in attributes."""
+    loop = Graph(inputs=("i", "go", "s"), outputs=("go", "t"))
+    loop.constant("deep", numbers((cols, cols), 1), "float")
+    loop.node("MatMul", ["s", "deep"], ["u"])
+    loop.node("MatMul", ["u", "shared"], ["t"])
+    then = Graph(inputs=(), outputs=("a",))
+    then.constant("w", numbers((cols, cols), 2), "float")
+    then.constant("q", np.arange(cols * cols).reshape(cols, cols).astype(np.int8), "int8")
+    then.node("DequantizeLinear", ["q", "scale"], ["v"])
+    then.node("MatMul", ["x", "w"], ["b"])
+    then.node("MatMul", ["b", "v"], ["c"])
+    then.node("Loop", ["count", "", "c"], ["a"], more=[graph_attribute("body", loop)])
+    other = Graph(inputs=(), outputs=("d",))
+    other.constant("w", numbers((cols, cols), 3), "float")
+    other.node("MatMul", ["x", "w"], ["d"])
+    main = Graph(inputs=("x", "flag"))
+    main.constant("shared", numbers((cols, cols), 4), "float")
+    main.constant("scale", np.array(0.01, "<f4"), "float")
+    main.constant("count", np.array(2, "<i8"), "int64")
+    branches = [graph_attribute("then_branch", then), graph_attribute("else_branch", other)]
+    main.node("If", ["flag"], ["h"], more=branches)
+    main.node("Constant", [], ["half"], more=[floats_attribute("value_floats", [0.5, 1.5])])
+    attribute = tensor_attribute("table", tensor("", "float", (2, 2), numbers((2, 2), 5).tobytes()))
+    main.node("Lookup", ["h"], ["k"], domain="other", more=[attribute])
+    main.node("LinearRegressor", ["k"], ["y"], domain="ai.onnx.ml", more=[floats_attribute("coefficients", [1, 2, 3])])
+    places = tensor("", "int64", (2,), np.array([1, 33], "<i8").tobytes())
+    values = tensor("few", "float", (2,), np.array([2, 3], "<f4").tobytes())
+    sparse = bytes_field(1, values) + bytes_field(2, places) + number_field(3, 4) + number_field(3, 16)
+    main.fields.append(bytes_field(SPARSE, sparse))
+    return main

@@ -15,6 +15,8 @@ import pytest
 
 import ingot
 from ingot.core.memory import resident
+from ingot.formats.torchfile.format import TorchFormat
+from ingot.stores.local import LocalStore
 
 torch = pytest.importorskip("torch")
 
@@ -83,6 +85,44 @@ def test_shards_under_an_index(tmp_path: Path) -> None:
         with pytest.raises(ingot.IngotError) as caught:
             ingot.open(tmp_path)
         assert caught.value.rule == "torchfile.index"
+
+
+def unread(path: Path) -> dict[str, str]:
+    return dict(TorchFormat().read(LocalStore(path.parent), path.name).unread)
+
+
+def test_tensors_beside_the_weights_are_listed_and_plain_values_are_not(tmp_path: Path) -> None:
+    weights = {"a": torch.zeros(2), "config": {"depth": 3}, "deeper": {"b": [torch.ones(1)]}}
+    state = {0: {"exp_avg": torch.zeros(2), "step": torch.tensor(3.0)}}
+    optimizer: dict[str, Any] = {"state": state, "param_groups": [{"lr": 0.1}]}
+    optimizer["again"] = optimizer["param_groups"]
+    optimizer["param_groups"].append(optimizer["param_groups"])  # a list within itself
+    torch.save({"model": weights, "optimizer": optimizer, "epoch": 3, "size": torch.Size([2])}, tmp_path / "m.pt")
+    assert list(unread(tmp_path / "m.pt")) == [
+        *("model.deeper.b.0", "optimizer.state.0.exp_avg", "optimizer.state.0.step"),
+    ]
+    (finding,) = [item for item in ingot.verify(tmp_path / "m.pt") if item.rule == "torchfile.left-out"]
+    assert "3 tensors are among it" in finding.message
+    torch.save({"model": {"a": torch.zeros(2)}, "epoch": 3}, tmp_path / "n.pt")
+    assert not unread(tmp_path / "n.pt")
+    torch.save({"a": torch.zeros(2), 7: torch.ones(1), "ema": {"a": torch.zeros(2)}}, tmp_path / "o.pt")
+    assert list(unread(tmp_path / "o.pt")) == ["7", "ema.a"]
+
+
+def test_an_entry_that_ends_past_the_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(2)}, tmp_path / "m.pt")
+    data = bytearray((tmp_path / "m.pt").read_bytes())
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        size = next(entry.file_size for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+    entry = data.index(b"PK\1\2")  # in the central directory; both sizes follow the checksum
+    while not data[entry + 46 :].startswith((b"m/data.pkl", b"archive/data.pkl")):
+        entry = data.index(b"PK\1\2", entry + 4)
+    assert int.from_bytes(data[entry + 20 : entry + 24], "little") == size
+    data[entry + 20 : entry + 28] = 2 * (1 << 20).to_bytes(4, "little")
+    (tmp_path / "n.pt").write_bytes(data)
+    with pytest.raises(ingot.IngotError) as caught:
+        ingot.open(tmp_path / "n.pt")
+    assert caught.value.rule in ("torchfile.zip", "torchfile.damaged")
 
 
 class Code:

@@ -229,10 +229,9 @@ def _codebook(
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):
         return (), (Stored("lut", _float(spec, "codebook"), dims, "codebook", spec.dtype),), ()
-    entries = _part_dtype(spec, "codebook")
-    if entries not in ("i8", "u8"):
+    entries, out = _part_dtype(spec, "codebook"), _float(spec, "codebook_scales")
+    if entries not in ("i8", "u8", "f16", out.dtype):
         raise LeftError(f"scaled palettes of {entries}")
-    out = _float(spec, "codebook_scales")
     data = Stored("data", BY_DTYPE[entries], dims, "codebook", entries)
     scale = Stored("scale", out, (*groups, 1, 1), "codebook_scales", spec.dtype)
     return (PlannedOp("constexpr_blockwise_shift_scale", (data, scale), outputs=((out, dims),)),), (), (("lut", 0, 0),)

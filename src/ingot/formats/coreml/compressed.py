@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
 from ingot.core.checked import element_count
-from ingot.core.dtypes import numpy_dtype
+from ingot.formats.coreml.expressions import Expression, expression_of
 from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, Site, Slot, to_numbers
+from ingot.formats.coreml.site import LeftError, Shape, Slot, to_numbers
 from ingot.formats.coreml.types import BY_NAME, MilType
 from ingot.formats.coreml.values import Value
 from ingot.model.layouts.affine import CODES as CODES_PART
@@ -20,7 +18,7 @@ from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLay
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.grid import on_grid
-from ingot.model.layouts.palette import CODEBOOK, INDICES, PaletteLayout
+from ingot.model.layouts.palette import CODEBOOK, INDICES, VECTOR_SIZES, PaletteLayout
 from ingot.model.layouts.palette import SCALES as FACTORS
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 
@@ -30,28 +28,44 @@ LUT_BITS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What an operation and those that feed it say: the pieces of a ``Site``."""
+    """The tensor that an operation and those that feed it make: the contents of a ``Site``."""
 
     type: MilType
     shape: Shape
     layout: Layout
     slots: Mapping[str, Slot]
-    operations: tuple[Operation, ...]
-
-    def site(self, name: str) -> Site:
-        return Site(name, self.shape, str(self.type.dtype), self.layout, self.slots, self.operations)
 
 
 def dense(graph: Graph, operation: Operation) -> Made | None:
-    """``const``; None where its numbers lie in the program itself."""
+    """``const``; None for settings: text, scalars, whole numbers and booleans in the program itself."""
     value = operation.attributes.get("val")
-    if not isinstance(value, Value) or value.blob is None:
+    if not isinstance(value, Value) or (value.blob is None and not is_array(value)):
         return None
     slot = graph.slot(operation, "val")
     if slot.type.dtype is None or slot.type.name.startswith("fp8"):
-        raise LeftError(f"numbers of {slot.type.name}")
+        raise LeftError(f"Ingot has no element type for {slot.type.name}")
     check_output(operation, 0, slot.type, slot.dims)
-    return Made(slot.type, slot.dims, DenseLayout(str(slot.type.dtype)), {DATA: slot}, (operation,))
+    return Made(slot.type, slot.dims, DenseLayout(str(slot.type.dtype)), {DATA: slot})
+
+
+def is_array(value: Value) -> bool:
+    """Whether a value is an array of floats, as weights are, and no setting of an operation."""
+    floats = value.type is not None and not value.type.integer
+    return floats and value.dims is not None and len(value.dims) > 0 and prod(value.dims) > 0
+
+
+def computed(graph: Graph, operation: Operation) -> Made:
+    """Any constexpr operation: the values that it computes, as dense ones."""
+    expression = expression_of(graph, operation)
+    if len(operation.outputs) != 1:
+        raise LeftError(f"{operation.type} has {len(operation.outputs)} outputs")
+    dtype = float_type(expression.type, "values")
+    slots = {DATA: _computed_slot(expression, dtype)}
+    return Made(expression.type, expression.dims, DenseLayout(dtype), slots)
+
+
+def _computed_slot(expression: Expression, dtype: str) -> Slot:
+    return Slot((), expression.type, expression.dims, dtype, computed=expression)
 
 
 def affine_dequantize(graph: Graph, operation: Operation) -> Made:
@@ -74,7 +88,7 @@ def affine_dequantize(graph: Graph, operation: Operation) -> Made:
     zeros, zero = _zeros(graph, operation, "zero_point", data.type, scale)
     check_output(operation, 0, scale.type, data.dims)
     layout = on_grid(data.dims, tuple(grid), (data.type.bits, data.type.signed), zero, dtype)
-    return Made(scale.type, data.dims, layout, {CODES_PART: data, SCALES: scale, **zeros}, (operation,))
+    return Made(scale.type, data.dims, layout, {CODES_PART: data, SCALES: scale, **zeros})
 
 
 def blockwise_shift_scale(graph: Graph, operation: Operation) -> Made:
@@ -82,7 +96,7 @@ def blockwise_shift_scale(graph: Graph, operation: Operation) -> Made:
     data = graph.slot(operation, "data", "u8")
     slots, layout, scale = _blockwise(graph, operation, data.type, data.dims)
     check_output(operation, 0, scale.type, data.dims)
-    return Made(scale.type, data.dims, layout, {CODES_PART: data, **slots}, (operation,))
+    return Made(scale.type, data.dims, layout, {CODES_PART: data, **slots})
 
 
 def _blockwise(
@@ -141,17 +155,18 @@ def lut_to_dense(graph: Graph, operation: Operation) -> Made:
     if "shape" in operation.attributes:
         return _lut_ios16(graph, operation)
     indices = graph.slot(operation, "indices", "u8")
-    slots, layout, chain, type = _codebooks(graph, operation, indices.type, indices.dims)
+    slots, layout, type = _codebooks(graph, operation, indices.type, indices.dims)
     shape = list(indices.dims)
     if shape:
         shape[layout.vector_axis] *= layout.vector_size
     element_count(shape, "coreml.value", operation.where)
     check_output(operation, 0, type, tuple(shape))
-    return Made(type, tuple(shape), layout, {INDICES: indices, **slots}, (*chain, operation))
+    return Made(type, tuple(shape), layout, {INDICES: indices, **slots})
 
 
 def _lut_ios16(graph: Graph, operation: Operation) -> Made:
-    indices, lut, shape = graph.slot(operation, "indices"), graph.slot(operation, "lut"), _stated(graph, operation)
+    indices, lut = graph.slot(operation, "indices"), graph.slot(operation, "lut")
+    shape = graph.declared_shape(operation)
     dtype = float_type(lut.type, "a palette")
     bits = lut.count.bit_length() - 1
     expect(
@@ -163,49 +178,61 @@ def _lut_ios16(graph: Graph, operation: Operation) -> Made:
     _packed(graph, operation, indices, prod(shape), bits)
     check_output(operation, 0, lut.type, shape)
     layout = PaletteLayout(bits, (1,) * len(shape), 1, 0, dtype, dtype)
-    return Made(lut.type, shape, layout, {INDICES: indices, CODEBOOK: lut}, (operation,))
+    return Made(lut.type, shape, layout, {INDICES: indices, CODEBOOK: lut})
 
 
 def _codebooks(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
-) -> tuple[dict[str, Slot], PaletteLayout, tuple[Operation, ...], MilType]:
-    """Return palettes over indices of ``shape``: parts, layout, the operations that make them, element type."""
+) -> tuple[dict[str, Slot], PaletteLayout, MilType]:
+    """Return palettes over indices of ``shape``: parts, layout, element type."""
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
-    table = graph.param(operation, "lut")
-    slots: dict[str, Slot] = {}
-    chain: tuple[Operation, ...] = ()
-    if isinstance(table, tuple) and table[0].type == "constexpr_blockwise_shift_scale":
-        chain = (table[0],)
-        slots[CODEBOOK] = graph.slot(table[0], "data")
-        slots[FACTORS] = scales = graph.slot(table[0], "scale")
-        if graph.param(table[0], "offset") is not None:
-            raise LeftError("a palette with zero points")
-        out = scales.type
-    else:
-        slots[CODEBOOK] = graph.slot(operation, "lut")
-        out = slots[CODEBOOK].type
-    dtype, lut = float_type(out, "a palette"), slots[CODEBOOK]
+    lut, scales, out = _codebook(graph, operation)
+    dtype = float_type(out, "a palette")
     groups, entries, vector = lut.dims[:-2], lut.dims[-2:-1], lut.dims[-1:]
     fits = len(groups) == len(shape) and all(g > 0 and n % g == 0 for n, g in zip(shape, groups, strict=True))
     expect(operation, fits, f"palettes per group of indices {list(shape)}", list(lut.dims))
     expect(operation, entries == (1 << type.bits,) and vector[0] > 0, f"{1 << type.bits} entries", list(lut.dims))
-    if vector[0] not in (1, 2, 4):
+    if vector[0] not in VECTOR_SIZES:
         raise LeftError(f"entries of {vector[0]} numbers")
-    if chain:
-        if lut.type.name not in ("int8", "uint8"):
-            raise LeftError(f"scaled palettes of {lut.type.name}")
-        check_output(chain[0], 0, out, lut.dims)
-        if len(scales.dims) != len(lut.dims) or any(
-            own not in (1, n) for own, n in zip(scales.dims, (*groups, 1, 1), strict=True)
-        ):
-            raise LeftError("palettes with other scales than one each")
-        if scales.dims != (*groups, 1, 1):
-            slots[FACTORS] = replace(scales, spread=(*groups, 1, 1))
+    slots = {CODEBOOK: lut}
+    if scales is not None:
+        slots[FACTORS] = scales if scales.dims == (*groups, 1, 1) else replace(scales, spread=(*groups, 1, 1))
     axis = graph.integer(operation, "vector_axis") if vector[0] > 1 else 0
     expect(operation, axis is not None and (not shape or -len(shape) <= axis < len(shape)), "a vector axis", axis)
     axis = axis % len(shape) if shape and axis else 0
-    factors = str(scales.type.dtype) if chain else None
-    return slots, PaletteLayout(type.bits, groups, vector[0], axis, dtype, lut.dtype, factors), chain, out
+    factors = None if scales is None else scales.dtype
+    return slots, PaletteLayout(type.bits, groups, vector[0], axis, dtype, lut.dtype, factors), out
+
+
+def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, MilType]:
+    """Return the numbers of the palettes, their scales, and the type of the values.
+
+    Palettes that another operation scales, one scale for each, stay the package's own numbers; others that a program
+    computes are values.
+    """
+    table = graph.param(operation, "lut")
+    if not isinstance(table, tuple):
+        lut = graph.slot(operation, "lut")
+        return lut, None, lut.type
+    try:
+        return _scaled_codebook(graph, *table)
+    except LeftError:
+        expression = expression_of(graph, *table)
+        return _computed_slot(expression, float_type(expression.type, "a palette")), None, expression.type
+
+
+def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Slot, Slot, MilType]:
+    if operation.type != "constexpr_blockwise_shift_scale" or index or graph.param(operation, "offset") is not None:
+        raise LeftError("palettes that are more than scaled")
+    lut, scales = graph.slot(operation, "data"), graph.slot(operation, "scale")
+    exact = lut.type.name in ("int8", "uint8", "fp16", scales.type.name)
+    if not exact or scales.type.name not in ("fp16", "fp32"):
+        raise LeftError(f"palettes of {lut.type.name} with scales of {scales.type.name}")
+    check_output(operation, 0, scales.type, lut.dims)
+    groups = (*lut.dims[:-2], 1, 1)
+    if len(scales.dims) != len(lut.dims) or any(n not in (1, g) for n, g in zip(scales.dims, groups, strict=True)):
+        raise LeftError("palettes with other scales than one each")
+    return lut, scales, scales.type
 
 
 def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
@@ -216,28 +243,28 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
     kept, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
     dtype = float_type(kept.type, "kept values")
     if "shape" in operation.attributes:
-        shape = _stated(graph, operation)
+        shape = graph.declared_shape(operation)
         _packed(graph, operation, mask, prod(shape), 1)
     else:
         shape = mask.dims
     _check_mask(operation, mask, kept, shape)
     check_output(operation, 0, kept.type, shape)
     layout = MaskLayout(dtype, kept.count, DenseLayout(dtype))
-    return Made(kept.type, shape, layout, {MASK: replace(mask, dtype="u8"), NONZEROS: kept}, (operation,))
+    return Made(kept.type, shape, layout, {MASK: replace(mask, dtype="u8"), NONZEROS: kept})
 
 
 def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
     """The kept values are palette indices, or codes with scales; both stand over the dense tensor."""
     if inner.type == "constexpr_lut_to_sparse":
         mask, kept = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
-        slots, palette, chain, type = _codebooks(graph, inner, kept.type, mask.dims)
+        slots, palette, type = _codebooks(graph, inner, kept.type, mask.dims)
         if palette.vector_size != 1:
             raise LeftError("kept vectors")
         layout: Layout = palette
     elif inner.type == "constexpr_sparse_blockwise_shift_scale":
         mask, kept = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
         slots, layout, scale = _blockwise(graph, inner, kept.type, mask.dims)
-        chain, type = (), scale.type
+        type = scale.type
     else:
         raise LeftError(f"kept values from {inner.type}")
     given, dtype = graph.param(operation, "mask"), str(type.dtype)
@@ -254,7 +281,6 @@ def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
         mask.dims,
         MaskLayout(dtype, kept.count, layout),
         {MASK: mask, NONZEROS: kept, **slots},
-        (*chain, inner, operation),
     )
 
 
@@ -263,18 +289,6 @@ def _check_mask(operation: Operation, mask: Slot, kept: Slot, shape: Shape) -> N
     expect(operation, one_bit, "a mask of uint1", mask.type.name)
     fits = len(kept.dims) == 1 and kept.count <= prod(shape)
     expect(operation, fits, f"at most {prod(shape)} kept values", list(kept.dims))
-
-
-def _stated(graph: Graph, operation: Operation) -> Shape:
-    """Return the shape that an operation of iOS 16 states."""
-    value = graph.value(operation, "shape")
-    type, dims = value.shaped()
-    expect(operation, type.name in ("uint32", "int32") and len(dims) == 1, "a shape of uint32", type.name)
-    data = graph.weights.read(value)
-    shape = tuple(np.frombuffer(data, numpy_dtype(str(type.dtype))).tolist())
-    expect(operation, all(size >= 0 for size in shape), "a shape", list(shape))
-    element_count(shape, "coreml.value", operation.where)
-    return shape
 
 
 def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:

@@ -1,81 +1,157 @@
 """Which operations of a program are constants, and what tensors they are (spec/coreml.md, "Operations").
 
-A constant is a ``const`` whose numbers lie in a weight file, or a ``constexpr_*`` operation: those of iOS 16 state
-their parameters as attributes, those of iOS 18 as inputs. Operations that feed one another make one tensor where a
-codec says the same; all others stay as they are and are named in a note.
+A constant is a ``const`` that holds an array, or a ``constexpr_*`` operation: those of iOS 16 declare their parameters
+as attributes, those of iOS 18 as inputs. Operations that feed one another make one tensor: packed where a codec has a
+layout for them, else the values that they compute. Every other stored array of the program is listed as unread.
 """
 
 from __future__ import annotations
 
-from ingot.errors import FormatError
-from ingot.formats.coreml.compressed import MAPPED
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from ingot.formats.coreml.compressed import MAPPED, Made, computed, is_array
 from ingot.formats.coreml.graph import Graph, Weights
-from ingot.formats.coreml.mil import Operation, Program
+from ingot.formats.coreml.mil import CONSTEXPR, Operation, Program
 from ingot.formats.coreml.site import LeftError, Site
-
-CONSTEXPR = "constexpr_"
-LEFT_RULE = "coreml.left"
+from ingot.formats.coreml.values import Value
 
 
-def find_sites(program: Program, weights: Weights) -> tuple[list[Site], list[tuple[str, str]]]:
-    """Return the tensors of a program in the order of their blobs, and notes of the constants that are none.
+@dataclass(slots=True)
+class Constants:
+    """The tensors of a program, and the reasons why others are not read, by name.
 
-    Names are those of the operations' outputs; of a program with several functions, ``function/output``.
+    ``covered`` are the values (by ``id``) and the blobs of tensors, and of constants that are listed as unread.
+    """
+
+    sites: list[Site] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    covered: set[object] = field(default_factory=set)
+
+    def unique(self, name: str) -> str:
+        """Return a name that no other tensor has, and take it: blocks beside one another may use the same names."""
+        unique = name
+        while unique in self.names:
+            self.names[name] += 1
+            unique = f"{name}~{self.names[name]}"
+        self.names[unique] = 1
+        return unique
+
+    def cover(self, value: Value) -> None:
+        """Note a value as read, or as listed."""
+        self.covered.add(id(value))
+        if value.blob is not None:
+            self.covered.add((value.blob.file, value.blob.offset))
+
+    def is_covered(self, value: Value) -> bool:
+        """Whether a value, or one with the same blob, is noted."""
+        return id(value) in self.covered or (
+            value.blob is not None and (value.blob.file, value.blob.offset) in self.covered
+        )
+
+
+def find_sites(program: Program, weights: Weights) -> tuple[list[Site], dict[str, str]]:
+    """Return the tensors of a program in the order of their blobs, and why other constants are not read, by name.
+
+    Names are those of the operations' outputs; of a program with several functions, ``function/output``. If blocks
+    beside one another use the same name, ``~2`` and so on are appended in the program's order.
 
     Raises ``FormatError`` with the rules of ``Graph``, ``BlobFile`` and of contradicting operations.
     """
-    sites: list[Site] = []
-    notes: list[tuple[str, str]] = []
+    result = Constants()
     several = len(program.active) > 1
     for function in program.active:
-        own_sites = _sites_of(program, function, weights, f"{function}/" if several else "", notes)
-        sites += own_sites
-    names: set[str] = set()
-    for site in sites:
-        if site.name in names:
-            raise FormatError(
-                "coreml.duplicate-name",
-                f"expected each name once, found {site.name[:200]!r} again",
-                where=site.last.where,
-            )
-        names.add(site.name)
+        _read_function(result, program, function, weights, f"{function}/" if several else "")
+    _list_unread(result, program)
+    shared = {id(operation) for site in result.sites for operation in site.shared}
+    sites = [replace(site, feeds=True) if id(site.last) in shared else site for site in result.sites]
     sites.sort(key=lambda site: site.first_offset)  # stable: the program's order where blobs are shared
-    return sites, notes
+    return sites, result.unread
 
 
-def _sites_of(
-    program: Program, function: str, weights: Weights, prefix: str, notes: list[tuple[str, str]]
-) -> list[Site]:
-    operations = program.active[function]
+def _read_function(result: Constants, program: Program, function: str, weights: Weights, prefix: str) -> None:
+    operations, uses = program.active[function], program.uses[function]
     graph = Graph(program, function, weights)
-    fed = {
-        (id(operation.block), name)
+    feeding = Counter(
+        name
         for operation in operations
         if operation.type.startswith(CONSTEXPR)
         for name in operation.inputs.values()
         if isinstance(name, str)
-    }
-    sites = []
+    )
     for operation in operations:
-        if operation.type == "const" or operation.type.startswith(CONSTEXPR):
-            feeds = any((id(operation.block), output.name) in fed for output in operation.outputs)
-            site = None if feeds and operation.type == "const" else _site(graph, operation, prefix, notes, feeds=feeds)
-            if site is not None:
-                sites.append(site)
+        if operation.constant:
+            feeds = any(
+                feeding[output.name] and feeding[output.name] == uses[output.name] for output in operation.outputs
+            )
+            _read_constant(result, graph, operation, prefix, feeds=feeds)
         graph.add(operation)
-    return sites
 
 
-def _site(graph: Graph, operation: Operation, prefix: str, notes: list[tuple[str, str]], *, feeds: bool) -> Site | None:
-    """Return the tensor of an operation; None, and a note, where there is none. What feeds another is only checked."""
-    mapping = MAPPED.get(operation.type)
+def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix: str, *, feeds: bool) -> None:
+    """Add the tensor of an operation, or the reason why it is none. Operations that feed others are only checked."""
+    if feeds and operation.type == "const":
+        return
     try:
-        made = mapping(graph, operation) if mapping is not None else None
-        reason = "" if mapping is not None else "no codec says the same"
-        if made is not None and graph.shared(made.operations):
-            made, reason = None, "what feeds it is used elsewhere too"
+        tensor = _made(graph, operation)
+        chain = graph.feeders(operation) if tensor is not None and not feeds else []
+    except LeftError as reason:
+        if not feeds:
+            name = operation.outputs[0].name if operation.outputs else operation.where
+            result.unread[result.unique(prefix + name)] = str(reason)
+            for value in operation.values:
+                result.cover(value)
+        return
+    if tensor is None or feeds:
+        return
+    exclusive = graph.exclusive(operation, chain)
+    shared = tuple(item for item in chain if item not in exclusive)
+    name = result.unique(prefix + operation.outputs[0].name)
+    site = Site(
+        name, tensor.shape, str(tensor.type.dtype), tensor.layout, tensor.slots, (*exclusive, operation), shared
+    )
+    result.sites.append(site)
+    for item in (*chain, operation):
+        for value in item.values:
+            result.cover(value)
+
+
+def _made(graph: Graph, operation: Operation) -> Made | None:
+    """Return the tensor of an operation; None for a setting. Raises ``LeftError``."""
+    mapping = MAPPED.get(operation.type)
+    reason = "no codec says the same"
+    if mapping is not None:
+        try:
+            return mapping(graph, operation)
+        except LeftError as error:
+            reason = str(error)
+    if operation.type == "const":
+        raise LeftError(reason)
+    try:
+        return computed(graph, operation)
     except LeftError as error:
-        made, reason = None, str(error)
-    if reason and not feeds:
-        notes.append((LEFT_RULE, f"{operation.where} stays as it is: {reason}"))
-    return made.site(prefix + operation.outputs[0].name) if made is not None and not feeds else None
+        raise LeftError(f"{reason}; {error}" if mapping is not None and str(error) != reason else str(error)) from error
+
+
+def _list_unread(result: Constants, program: Program) -> None:
+    """List every stored array that is no tensor's."""
+    active = {id(operation) for operations in program.active.values() for operation in operations}
+    several = len(program.active) > 1
+    for operation in program.operations:
+        name = operation.outputs[0].name if operation.outputs else operation.type
+        name = f"{operation.function}/{name}" if several else name
+        for key, value in (*operation.inputs.items(), *operation.attributes.items()):
+            if not isinstance(value, Value) or result.is_covered(value) or not (value.blob or is_array(value)):
+                continue
+            result.cover(value)
+            reason = (
+                f"{operation.type} takes it as {key}, without a constant of its own"
+                if id(operation) in active
+                else "it belongs to a specialization that the function does not run"
+            )
+            result.unread[result.unique(f"{name}.{key}" if not operation.constant else name)] = reason
+    for value in program.stray:
+        if value.blob is not None and not result.is_covered(value):
+            result.cover(value)
+            result.unread[result.unique(f"blob {value.blob.offset}")] = "it stands in a list, or outside of operations"

@@ -8,7 +8,7 @@ from typing import Any
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.coreml.carry import plan_operations
-from ingot.formats.coreml.layout import reason_against
+from ingot.formats.coreml.layout import FEEDS, reason_against
 from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
@@ -79,6 +79,21 @@ class CoremlFormat:
         except LeftError as reason:
             return str(reason)
         return None
+
+    def why_kept(self, name: str) -> str | None:
+        """Return why the program keeps a tensor as it is; None if a recipe may change it."""
+        site = self._sites.get(name)
+        return FEEDS if site is not None and site.feeds else None
+
+    def holds(self, name: str) -> bool:
+        """Whether an array stands in the program itself: it stays where no other values are written."""
+        site = self._sites.get(name)
+        return site is not None and site.inline
+
+    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return the element type of an array in the program itself, which no recipe changes; None for others."""
+        site = self._sites.get(name)
+        return site.dtype if site is not None and site.inline else None
 
     def original(self, name: str) -> str:
         """Return a constant's name without what coremltools appends to it, as often as it was compressed."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ingot.core.checked import element_count
+from ingot.core.dtypes import numpy_dtype
+from ingot.core.wire import Node
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
 from ingot.formats.coreml.mil import Operation, Param, Program
@@ -14,8 +19,13 @@ from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
 from ingot.model.ranges import read_bytes
 
+if TYPE_CHECKING:
+    from ingot.formats.coreml.expressions import Expression
+
 # The most zero points that are read when a package is opened, to see whether they are all the same.
 SMALL = 1 << 16
+MAX_FEEDERS = 64
+"""Constants from which one constant is computed, at most."""
 
 
 class Weights:
@@ -63,30 +73,84 @@ class Weights:
 
 
 class Graph:
-    """The operations of one function as far as constants feed one another."""
+    """The operations of one function as far as constants feed one another.
+
+    ``expressions`` holds, by operation, the computed outputs that ``expression_of`` returned, or why there are none.
+    """
 
     def __init__(self, program: Program, function: str, weights: Weights) -> None:
         self.weights = weights
-        self._given: dict[tuple[int, str], tuple[Operation, int]] = {}
+        self.expressions: dict[int, tuple[Expression, ...] | LeftError] = {}
+        self._operations: dict[tuple[int, str], tuple[Operation, int]] = {}
         self._defined, self._uses = program.defined[function], program.uses[function]
-        self.later = {
+        self._all = {
             (id(operation.block), output.name) for operation in program.active[function] for output in operation.outputs
         }
 
     def add(self, operation: Operation) -> None:
-        """Make an operation's outputs known to those behind it."""
+        """Make an operation's outputs known to those that follow it."""
         for index, output in enumerate(operation.outputs):
-            self._given[id(operation.block), output.name] = (operation, index)
+            self._operations[id(operation.block), output.name] = (operation, index)
 
-    def shared(self, chain: Sequence[Operation]) -> bool:
-        """Whether an operation that feeds the last of ``chain`` is used by others too."""
-        own = Counter(name for operation in chain for name in operation.inputs.values() if isinstance(name, str))
-        return any(
-            self._uses[output.name] != own[output.name] for operation in chain[:-1] for output in operation.outputs
-        )
+    def _find(self, operation: Operation, name: str) -> tuple[Operation, int] | None:
+        """Return the earlier operation that gives a name, in the operation's block or one around it; None if none does.
+
+        Raises ``FormatError`` ``coreml.reference``: a later operation gives it, or nothing does.
+        """
+        later = False
+        block: Node | None = operation.block
+        while block is not None:
+            key = (id(block), name)
+            if key in self._operations:
+                return self._operations[key]
+            later |= key in self._all
+            block = block.parent
+        if later or name not in self._defined:
+            position = "later, or in a circle" if later else "nowhere"
+            raise FormatError(
+                "coreml.reference",
+                f"expected {name[:200]!r} to be given before, found it {position}",
+                where=operation.where,
+            )
+        return None
+
+    def feeders(self, operation: Operation) -> list[Operation]:
+        """Return the constants that feed an operation, directly or through others, in the program's order.
+
+        Raises ``FormatError`` ``coreml.reference``; ``LeftError`` where they are too many.
+        """
+        waiting, feeders = [operation], dict[int, Operation]()
+        while waiting:
+            item = waiting.pop()
+            for name in item.inputs.values():
+                source = self._find(item, name) if isinstance(name, str) else None
+                if source is not None and source[0].constant and id(source[0]) not in feeders:
+                    feeders[id(source[0])] = source[0]
+                    waiting.append(source[0])
+            if len(feeders) > MAX_FEEDERS:
+                raise LeftError(f"more than {MAX_FEEDERS} constants feed it")
+        return sorted(feeders.values(), key=lambda item: item.node.tag)
+
+    def exclusive(self, operation: Operation, chain: Sequence[Operation]) -> list[Operation]:
+        """Return those of the constants ``chain`` that feed nothing but ``operation``, directly or through others."""
+        chosen = list(chain)
+        while True:
+            counts = Counter(
+                name for item in (*chosen, operation) for name in item.inputs.values() if isinstance(name, str)
+            )
+            fewer = [
+                item
+                for item in chosen
+                if all(self._uses[output.name] == counts[output.name] for output in item.outputs)
+            ]
+            if len(fewer) == len(chosen):
+                return chosen
+            chosen = fewer
 
     def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
         """Return a parameter: a value, or the earlier operation and which of its outputs; None if it is not there.
+
+        The output of a ``const`` is its value.
 
         Raises ``FormatError`` ``coreml.reference``: nothing before the operation has that name; ``LeftError``: it is
         given by something that is no constant.
@@ -96,20 +160,14 @@ class Graph:
             if key in operation.inputs and value is None:
                 raise LeftError(f"{key} has several values")
             return value
-        key_of_output = (id(operation.block), value)
-        if key_of_output in self._given:
-            return self._given[key_of_output]
-        if key_of_output in self.later or value not in self._defined:
-            what = "later, or in a circle" if key_of_output in self.later else "nowhere"
-            raise FormatError(
-                "coreml.reference",
-                f"expected {value[:200]!r} to be given before, found it {what}",
-                where=operation.where,
-            )
-        raise LeftError(f"{key} is given outside of its block")
+        source = self._find(operation, value)
+        if source is None:
+            raise LeftError(f"{key} is an input of its block")
+        constant = source[0].attributes.get("val") if source[0].type == "const" else None
+        return constant if isinstance(constant, Value) else source
 
     def value(self, operation: Operation, key: str) -> Value:
-        """Return a parameter that has to be numbers.
+        """Return a parameter that has to be stored numbers.
 
         Raises ``FormatError`` ``coreml.operation`` where it is missing, ``LeftError`` where another operation gives it.
         """
@@ -155,6 +213,17 @@ class Graph:
             raise FormatError("coreml.operation", f"expected one whole number as {key!r}", where=operation.where)
         return int.from_bytes(self.weights.read(value), "little", signed=type.signed)
 
+    def declared_shape(self, operation: Operation) -> Shape:
+        """Return the shape that an operation of iOS 16 declares; raises ``FormatError`` ``coreml.operation``."""
+        value = self.value(operation, "shape")
+        type, dims = value.shaped()
+        expect(operation, type.name in ("uint32", "int32") and len(dims) == 1, "a shape of uint32", type.name)
+        data = self.weights.read(value)
+        shape = tuple(np.frombuffer(data, numpy_dtype(str(type.dtype))).tolist())
+        expect(operation, all(size >= 0 for size in shape), "a shape", list(shape))
+        element_count(shape, "coreml.value", operation.where)
+        return shape
+
 
 def expect(operation: Operation, met: bool, expected: str, found: object) -> None:
     """Refuse parameters that contradict each other: ``FormatError`` ``coreml.operation``."""
@@ -165,7 +234,7 @@ def expect(operation: Operation, met: bool, expected: str, found: object) -> Non
 def float_type(type: MilType, what: str) -> str:
     """Return Ingot's name of a float type that codecs take; ``LeftError`` for any other."""
     if type.name not in ("fp16", "fp32", "bf16"):
-        raise LeftError(f"{what} of {type.name}")
+        raise LeftError(f"expected {what} of fp16, fp32 or bf16, found {type.name}")
     return str(type.dtype)
 
 

@@ -6,13 +6,15 @@ same package. Arrays of fewer than ten elements stand in the program itself, as 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedError
 from ingot.formats.coreml.blob import HEADER, METADATA, Blob, aligned
 from ingot.formats.coreml.carry import PlannedOp, Stored, plan_operations
-from ingot.formats.coreml.site import LeftError, Site
+from ingot.formats.coreml.mil import Operation
+from ingot.formats.coreml.site import LeftError, Site, Slot
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.values import BlobRef, Value
 from ingot.model.layouts.dense import DenseLayout
@@ -20,6 +22,7 @@ from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 
 INLINE_BELOW = 10
+FEEDS = "the program computes other constants from it"
 IOS16, IOS18 = 6, 8
 Key = tuple[int, str]
 
@@ -31,7 +34,7 @@ class Entry:
     ``values`` are the places of a kept operation that name it. ``offset`` is of its metadata, None where it stands in
     the program; then ``data`` are its bytes. ``copied`` is a blob of a kept operation that is no part. ``share`` is
     what it has in common with arrays that were the same blob, and may be again; ``reused`` tells that it lies where
-    such a one does.
+    such a one does. ``fixed`` is a part that is not written: its numbers stay as the program has them.
     """
 
     key: Key
@@ -43,6 +46,7 @@ class Entry:
     data: bytes = b""
     share: tuple[object, ...] = ()
     reused: bool = False
+    fixed: Slot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +112,13 @@ def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> s
         return f"the program has {site.dtype} {list(site.shape)} there, found {spec.dtype} {list(spec.shape)}"
     if is_kept(site, spec):
         return None
-    opset = opset_number(template, site)
+    if site.feeds:
+        return FEEDS
+    return _opset_reason(opset_number(template, site), spec)
+
+
+def _opset_reason(opset: int, spec: TensorSpec) -> str | None:
+    """Why an opset has no operations for a tensor; None if it has."""
     if opset < IOS16 and spec.codec != DenseLayout.codec:
         return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
     try:
@@ -142,7 +152,7 @@ class Layout:
             reason = reason_against(template, self.sites.get(spec.name), spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="coreml.tensor", where=spec.name)
-        missing = self.sites.keys() - {spec.name for spec in specs}
+        missing = {site.name for site in template.sites if not site.inline} - {spec.name for spec in specs}
         if missing:
             raise UnsupportedError(
                 "expected a tensor for every constant of the program, found none for this one",
@@ -154,11 +164,42 @@ class Layout:
         self.plans: list[TensorPlan] = []
         self.left: dict[tuple[str, int], LeftBlob] = {}
         self._shared: dict[tuple[object, ...], Entry] = {}
+        self.unused = self._unused(specs)
         self._waiting = self._left_of(specs)
+
+    def _unused(self, specs: Sequence[TensorSpec]) -> list[Operation]:
+        """Return the operations that replaced tensors share and that nothing uses any more."""
+        replaced = [site for spec in specs if not is_kept(site := self.sites[spec.name], spec)]
+        changed = {id(site) for site in replaced}
+        stays = {id(site.last) for site in self.sites.values()}
+        for site in self.sites.values():
+            if id(site) not in changed:
+                stays |= {id(operation) for operation in site.shared}
+        chosen = {id(item): item for site in replaced for item in site.shared if id(item) not in stays}
+        gone = [operation for site in replaced for operation in site.operations]
+        while True:
+            counts = Counter(
+                (item.function, name)
+                for item in (*gone, *chosen.values())
+                for name in item.inputs.values()
+                if isinstance(name, str)
+            )
+            uses = self.template.program.uses
+            still_used = [
+                key
+                for key, item in chosen.items()
+                if any(
+                    uses[item.function][output.name] != counts[item.function, output.name] for output in item.outputs
+                )
+            ]
+            if not still_used:
+                return list(chosen.values())
+            for key in still_used:
+                del chosen[key]
 
     def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
         """Return the blobs that no tensor brings, in the order of their file."""
-        brought: set[int] = set()
+        brought = {id(value) for operation in self.unused for value in operation.values}
         for spec in specs:
             brought |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
         left = {
@@ -204,8 +245,11 @@ class Layout:
         entries: list[tuple[int, Entry]] = []
         known: set[int] = set()
         for role, slot in site.slots.items():
-            known |= {id(value) for value in slot.values}
             stored = Stored(role, slot.type, slot.dims, role, slot.dtype, spread=slot.spread)
+            if site.is_fixed(slot):
+                entries.append((-1, Entry((-1, role), stored, fixed=slot)))
+                continue
+            known |= {id(value) for value in slot.values}
             blob = slot.values[0].blob
             offset = blob.offset if blob else -1
             entries.append((offset, Entry((-1, role), stored, slot.values, inline=blob is None, share=_shared(blob))))
@@ -223,7 +267,7 @@ class Layout:
     def place(self, plan: TensorPlan) -> None:
         """Lay out a tensor behind what is there; what was one blob before is one again, as far as sizes tell."""
         for entry in plan.entries:
-            if entry.inline:
+            if entry.inline or entry.fixed is not None:
                 continue
             known = self._shared.get(entry.share) if entry.share else None
             if known is not None and (known.stored.type, known.stored.dims) == (entry.stored.type, entry.stored.dims):

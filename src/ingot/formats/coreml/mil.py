@@ -24,6 +24,7 @@ _OPSET, _SPECIALIZATIONS = 2, 3
 OPERATIONS = 3
 TYPE, INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 1, 2, 3, 4, 5
 
+CONSTEXPR = "constexpr_"
 RULES = Rules("coreml.wire", "coreml.depth", "coreml.repeated-field", "coreml.utf8")
 Param = Value | str | None
 
@@ -61,6 +62,11 @@ class Operation:
         for param in (*self.inputs.values(), *self.attributes.values()):
             if isinstance(param, Value):
                 yield param
+
+    @property
+    def constant(self) -> bool:
+        """Whether this is a ``const``, or an operation that computes a constant."""
+        return self.type == "const" or self.type.startswith(CONSTEXPR)
 
     @property
     def where(self) -> str:

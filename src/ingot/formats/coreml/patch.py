@@ -27,7 +27,9 @@ def patched(layout: Layout, plans: Sequence[TensorPlan]) -> bytes:
     program = layout.template.program
     edits = Edits(program.root)
     names = {function: set(defined) for function, defined in program.defined.items()}
-    handled: set[int] = set()
+    handled = {id(value) for operation in layout.unused for value in operation.values}
+    for operation in layout.unused:
+        edits.replace(operation.block, operation.node.tag, operation.node.end, b"")
     for plan in plans:
         handled |= {id(value) for operation in plan.site.operations for value in operation.values}
         if plan.operations:

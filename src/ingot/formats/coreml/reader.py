@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.coreml.site import Site, Slot
+from ingot.formats.coreml.site import Site, Slot, as_file
 from ingot.formats.coreml.template import Template, open_files
-from ingot.formats.numbers import ConvertedSource
+from ingot.formats.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
@@ -32,7 +32,7 @@ def read_package(store: Store) -> Catalog:
         metadata=metadata_of(template),
         headers=template.headers,
         sources=tuple(sources),
-        notes=tuple(template.notes),
+        unread=template.unread,
         attachments=Attachments(program=template),
         details=partial(_details, template),
     )
@@ -46,11 +46,18 @@ def metadata_of(template: Template) -> dict[str, str]:
 
 
 def _tensor(template: Template, site: Site) -> Tensor:
-    parts = {role: _part(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
+    parts = {role: part_of(template, slot, f"{site.name}: {role}") for role, slot in site.slots.items()}
     return Tensor(site.name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
 
-def _part(template: Template, slot: Slot, where: str) -> Part:
+def part_of(template: Template, slot: Slot, where: str) -> Part:
+    """Return the numbers of a slot as the package has them."""
+    if slot.computed is not None:
+        expression = slot.computed
+        source = ComputedSource(
+            lambda: as_file(expression.values(template.weights)), slot.length, expression.memory, where
+        )
+        return Part(slot.dtype, slot.length, source, where=where, occupies=slot.stored)
     value = slot.values[0]
     if slot.spread is not None:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array
 
+if TYPE_CHECKING:
+    from ingot.formats.coreml.expressions import Expression
+
 Shape = tuple[int, ...]
 
 
 class LeftError(Exception):
-    """No codec says what these operations say: they stay as they are. Told as a note, never to a caller."""
+    """The reason why operations are no tensor; readers list it, callers never see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Slot:
     Parameters
     ----------
     values : tuple of Value
-        All places of the program that name them: more than one only for a mask that is bound twice.
+        All places of the program that name them: more than one only for a mask that is bound twice, none for numbers
+        that the program computes.
     type, dims : MilType, tuple of int
         As the program declares them.
     dtype : str
@@ -42,6 +47,8 @@ class Slot:
     spread : tuple of int or None
         The part holds the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec keeps as
         floats, and one scale for several palettes. None where the part's bytes are those that are stored.
+    computed : Expression or None
+        The numbers, if the program computes them from others.
     """
 
     values: tuple[Value, ...]
@@ -49,6 +56,7 @@ class Slot:
     dims: Shape
     dtype: str
     spread: Shape | None = None
+    computed: Expression | None = None
 
     @property
     def count(self) -> int:
@@ -58,12 +66,14 @@ class Slot:
     @property
     def stored(self) -> int:
         """Bytes in the program or weight file."""
+        if self.computed is not None:
+            return self.computed.stored
         return self.type.nbytes(self.count)
 
     @property
     def length(self) -> int:
         """Bytes of the part."""
-        return self.stored if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
+        return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
         """Return stored bytes as the part has them."""
@@ -75,7 +85,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One tensor and the operations that make it; ``operations`` end with the one whose output it is."""
+    """One tensor and the operations that make it.
+
+    ``operations`` end with the one whose output it is; those before it feed nothing else. ``shared`` are operations
+    that feed the tensor and something else. ``feeds`` tells whether other tensors are computed from this one.
+    """
 
     name: str
     shape: Shape
@@ -83,25 +97,35 @@ class Site:
     layout: Layout
     slots: Mapping[str, Slot]
     operations: tuple[Operation, ...] = field(repr=False)
+    shared: tuple[Operation, ...] = field(default=(), repr=False)
+    feeds: bool = False
 
     @property
     def last(self) -> Operation:
         return self.operations[-1]
 
     @property
+    def inline(self) -> bool:
+        """Whether its numbers stand in the program itself, not in a weight file."""
+        return self.first_offset == ("", 0)
+
+    @property
     def first_offset(self) -> tuple[str, int]:
-        """File and offset of the first of its blobs."""
-        places = [
-            (value.blob.file, value.blob.offset) for slot in self.slots.values() for value in slot.values if value.blob
-        ]
-        return min(places, default=("", 0))
+        """File and offset of the first of the blobs that nothing else uses."""
+        values = (value for operation in self.operations for value in operation.values)
+        return min(((value.blob.file, value.blob.offset) for value in values if value.blob), default=("", 0))
+
+    def is_fixed(self, slot: Slot) -> bool:
+        """Whether a slot's numbers stay as the program has them: it computes them, or other constants use them too."""
+        values = {id(value) for operation in self.shared for value in operation.values}
+        return slot.computed is not None or any(id(value) in values for value in slot.values)
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
         """Roles and places of its blobs: two constants with the same are stored once."""
         shared = []
         for role, slot in self.slots.items():
-            blob = slot.values[0].blob
+            blob = slot.values[0].blob if slot.values else None
             if blob is not None:
                 shared.append((role, blob.file, blob.offset))
         return tuple(sorted(shared))

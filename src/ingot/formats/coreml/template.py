@@ -38,7 +38,7 @@ class Template(Mapping[str, Part]):
         self.model = self._whole(self.package.model, MAX_MODEL)
         self.program = parse_model(self.model, self._where(self.package.model))
         self.weights = Weights(self._weight_file)
-        self.sites, self.notes = find_sites(self.program, self.weights)
+        self.sites, self.unread = find_sites(self.program, self.weights)
         for value in self.program.values():
             self._check_left(value)
 

@@ -11,6 +11,7 @@ from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadat
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.package import MANIFEST
 from ingot.formats.coreml.patch import patched
+from ingot.formats.coreml.reader import part_of
 from ingot.formats.coreml.template import Template
 from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
@@ -69,6 +70,7 @@ class CoremlWriter:
         self._plans: list[TensorPlan] = []
         self._current: TensorPlan | None = None
         self._held: dict[str, bytearray] = {}
+        self._fixed: dict[str, Part] = {}
         self._last: dict[str, int] = {}
         self._digests: dict[str, checksums.Hasher] = {}
         self._sinks: dict[str, Sink] = {}
@@ -82,8 +84,16 @@ class CoremlWriter:
         roles = [part.role for part in spec.parts]
         self._last = dict.fromkeys(roles, 0)
         self._digests = {role: checksums.hasher("crc32c") for role in roles}
+        entries = {role: plan.entry(role) for role in roles}
+        self._fixed = {
+            role: part_of(self._template, entry.fixed, f"{spec.name}: {role}")
+            for role, entry in entries.items()
+            if entry.fixed is not None
+        }
         self._held = {
-            role: bytearray() for role in roles if plan.entry(role).inline or plan.entry(role).stored.spread is not None
+            role: bytearray()
+            for role, entry in entries.items()
+            if entry.fixed is None and (entry.inline or entry.stored.spread is not None)
         }
         self._current = plan
 
@@ -95,6 +105,8 @@ class CoremlWriter:
         plan, entry = self._current, self._current.entry(role)
         if role in self._held:
             self._held[role] += piece
+        elif role in self._fixed:
+            self._require_same(role, position, piece)
         else:
             self._put(plan, entry, position, piece)
             self._digests[role].update(piece)
@@ -130,6 +142,8 @@ class CoremlWriter:
             )
         for entry, offset, data in zip(plan.entries, record["offsets"], record["inline"], strict=True):
             entry.offset, entry.data = offset, bytes.fromhex(data)
+            if offset is not None:
+                self._describe(plan, entry)  # the record covers the numbers alone
         if plan.file:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
@@ -175,7 +189,8 @@ class CoremlWriter:
             parts[path] = Part("u8", state.end, SinkSource(self._sink(name), state.end, path))
         written = Template(parts)
         written_sites = {site.name: (site.shape, site.dtype, site.layout.codec) for site in written.sites}
-        expected = {spec.name: (spec.shape, spec.dtype, spec.codec) for spec in self._specs}
+        before = {site.name: (site.shape, site.dtype, site.layout.codec) for site in self._template.sites}
+        expected = before | {spec.name: (spec.shape, spec.dtype, spec.codec) for spec in self._specs}
         if written_sites != expected:
             different = min(name for name, _ in written_sites.items() ^ expected.items())
             raise IntegrityError(
@@ -187,6 +202,8 @@ class CoremlWriter:
     def _complete(self, plan: TensorPlan, entry: Entry) -> str:
         """Write what a tensor's entry still lacks: held and constant numbers, metadata. Return the data's CRC-32C."""
         stored, where = entry.stored, f"{plan.spec.name}: {entry.stored.key}"
+        if entry.fixed is not None:
+            return ""
         spare = -stored.count * stored.type.bits % 8
         if entry.copied is not None:
             assert entry.offset is not None
@@ -204,9 +221,29 @@ class CoremlWriter:
                 return ""
             self._put(plan, entry, 0, memoryview(data))
             digest = checksums.digest("crc32c", data)
-        assert entry.offset is not None
-        self._sink(plan.file).write_at(entry.offset, metadata(entry.offset, stored.type, stored.count))
+        self._describe(plan, entry)
         return digest
+
+    def _describe(self, plan: TensorPlan, entry: Entry) -> None:
+        """Write the metadata of a blob."""
+        assert entry.offset is not None
+        if entry.copied is not None:
+            data = moved_metadata(entry.copied[1], entry.offset)
+        else:
+            data = metadata(entry.offset, entry.stored.type, entry.stored.count)
+        self._sink(plan.file).write_at(entry.offset, data)
+
+    def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
+        """Refuse other numbers than those of the program where these stay as they are."""
+        expected = bytearray(chunk.nbytes)
+        self._fixed[role].readinto(start, memoryview(expected))
+        if expected != chunk:
+            raise UnsupportedError(
+                "the program computes these numbers from constants that it keeps, and the tensor has other ones; "
+                "expected the program's own: write into a program whose constant is stored plainly",
+                rule="coreml.tensor",
+                where=self._fixed[role].where,
+            )
 
     def _put(self, plan: TensorPlan, entry: Entry, start: int, piece: memoryview) -> None:
         """Write an array's next bytes; where they are there already, as another's, only compare."""

@@ -22,29 +22,28 @@ _TURNED_BITS = (4, 8)
 class Planned:
     """How one tensor is written: kept as it is (``form`` None), or with other constants and operators.
 
-    ``turned`` tells that its rows are outputs, as ``MatMulNBits`` has them; ``name`` is that of its values, or of the
-    codes that this operator takes.
+    ``turned`` tells that its rows are outputs, as ``MatMulNBits`` has them; ``local`` is the name in its graph of its
+    values, or of the codes that this operator takes.
     """
 
     site: Site
     spec: TensorSpec
     form: Form | None
+    local: str
     turned: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor that a graph can have: where, and whether as ``MatMulNBits`` has it.
+    """A tensor that a model can have: where, and whether as ``MatMulNBits`` has it.
 
-    ``others`` are the names under which it has its rows and columns the other way round than the graph has them now.
+    ``local`` is its name in its graph. ``others`` are the names under which it has its rows and columns the other way
+    round than the graph has them now.
     """
 
     site: Site
     turned: bool
+    local: str
     others: tuple[str, ...] = ()
 
 
@@ -60,18 +59,19 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
     own, and back: so nobody takes one for the other.
     """
     sites, named = list(sites), dict[str, Named]()
-    taken = model.names | {site.name for site in sites}
+    taken = {site.name for site in sites}
     for site in sites:
-        others: list[str] = []
-        if site.turned:
-            name = original(site.name)
-            others = [name if name not in taken else f"{site.name}_dense"]
-        elif site.matmuls:
-            others = [f"{site.name}_Q{bits}" for bits in _TURNED_BITS]
-        free = tuple(name for name in others if name not in taken)
+        others: dict[str, str] = {}
+        if site.turned and not site.stays:
+            local = original(site.local)
+            local = f"{site.local}_dense" if local in model.names else local
+            others[site.graph.path + local] = local
+        elif site.matmuls and not site.stays:
+            others = {f"{site.name}_Q{bits}": f"{site.local}_Q{bits}" for bits in _TURNED_BITS}
+        free = {name: local for name, local in others.items() if name not in taken and local not in model.names}
         taken.update(free)
-        named[site.name] = Named(site, site.turned, free)
-        named.update(dict.fromkeys(free, Named(site, not site.turned, free)))
+        named[site.name] = Named(site, site.turned, site.local, tuple(free))
+        named.update({name: Named(site, not site.turned, local, tuple(free)) for name, local in free.items()})
     return named
 
 
@@ -86,17 +86,16 @@ def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
     """Return how a graph gets a tensor; raises ``LeftError`` where it cannot."""
     site, turned = named.site, named.turned
     if turned == site.turned and same_storage(site, spec):
-        return Planned(site, spec, None, turned)
+        return Planned(site, spec, None, named.local, turned)
     shape = site.shape if turned == site.turned else site.shape[::-1]
     if (spec.shape, spec.dtype) != (shape, site.dtype):
         raise LeftError(f"the graph has {site.dtype} {list(shape)} there, found {spec.dtype} {list(spec.shape)}")
-    changed = {slot.constant.name for slot in site.slots.values()}
-    if model is not None and any(name in model.makers or name in model.fixed for name in changed):
-        raise LeftError("its constants are operators, inputs or outputs of the graph, or used by graphs within it")
+    if site.stays:
+        raise LeftError(f"it stays as it is: {site.stays}")
     versions = Versions() if model is None else Versions(model.opset, model.ir_version)
     if turned:
-        return Planned(site, spec, nbits_form(spec), turned)
-    return Planned(site, spec, form_of(spec, versions), turned)
+        return Planned(site, spec, nbits_form(spec), named.local, turned)
+    return Planned(site, spec, form_of(spec, versions), named.local, turned)
 
 
 def form_of(spec: TensorSpec, versions: Versions) -> Form:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from ingot.formats.onnx.graph import Model, Operator
+from ingot.formats.onnx.graph import Graph, Model, Operator
 
 Face = Literal["outputs", "inputs", "any"]
 OUTPUTS: Face = "outputs"
@@ -26,6 +26,7 @@ _ELEMENTWISE = {
         *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor"),
     )
 }
+_WITH_GRAPHS = {("", type) for type in ("If", "Loop", "Scan", "SequenceMap")}
 _KERNELS = {("", "Conv"), ("", "ConvTranspose")}
 _MOST_STEPS = 64
 
@@ -36,19 +37,19 @@ class Faces:
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def of(self, name: str, rank: int = 2) -> Face | None:
+    def of(self, graph: Graph, name: str, rank: int = 2) -> Face | None:
         """Return which way round the operators take the matrix ``name``; None where one of them does not tell.
 
         A value that is cast, turned or made of constants alone is followed to the operators that take it.
         """
-        found, waiting, seen = set[Face](), [(name, False)], set[tuple[str, bool]]()
+        found, waiting, seen = set[Face](), [(graph, name, False)], set[tuple[int, str, bool]]()
         while waiting:
-            value, turned = waiting.pop()
-            if (value, turned) in seen:
+            graph, value, turned = waiting.pop()
+            if (id(graph), value, turned) in seen:
                 continue
-            seen.add((value, turned))
-            uses = self._model.uses.get(value, [])
-            if not uses or value in self._model.fixed or len(seen) > _MOST_STEPS:
+            seen.add((id(graph), value, turned))
+            uses = graph.uses.get(value, [])
+            if not uses or value in graph.fixed or len(seen) > _MOST_STEPS:
                 return None
             for operator, at in uses:
                 face = self._face(operator, at)
@@ -58,7 +59,7 @@ class Faces:
                 turns = _turns(operator, at, rank)
                 if turns is None:
                     return None
-                waiting += [(output, turned ^ turns) for output in operator.outputs if output]
+                waiting += [(operator.graph, output, turned ^ turns) for output in operator.outputs if output]
         if len(found) > 1:
             found.discard(AS_IT_LIES)  # a table that is multiplied with too
         return found.pop() if len(found) == 1 else None
@@ -74,15 +75,19 @@ class Faces:
 
     def _meets_values(self, operator: Operator, at: int) -> bool:
         """Whether another operand is none of constants: else the result is a matrix of weights, too."""
-        return any(name in self._values for index, name in enumerate(operator.inputs) if index != at)
+        names = (name for index, name in enumerate(operator.inputs) if index != at)
+        return any((id(operator.graph.owner(name)), name) in self._values for name in names)
 
     @cached_property
-    def _values(self) -> set[str]:
-        """Names of what depends on the graph's inputs; operators come after those whose outputs they take."""
-        values = self._model.fixed - self._model.constants.keys()
-        for operator in self._model.operators:
-            if any(name in values for name in operator.inputs):
-                values.update(operator.outputs)
+    def _values(self) -> set[tuple[int, str]]:
+        """Names, with their graphs, that depend on inputs; operators come after those whose outputs they take."""
+        values: set[tuple[int, str]] = set()
+        for graph in self._model.graphs:  # each after the one around it
+            values |= {(id(graph), name) for name in graph.fixed - graph.constants.keys()}
+            for operator in graph.operators:
+                plain = operator.key not in _WITH_GRAPHS
+                if not plain or any((id(graph.owner(name)), name) in values for name in operator.inputs):
+                    values |= {(id(graph), name) for name in operator.outputs}
         return values
 
 

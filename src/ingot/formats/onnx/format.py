@@ -37,7 +37,7 @@ class OnnxFormat(BySuffix):
 
     name = "onnx"
     suffixes: tuple[str, ...] = (".onnx",)
-    summary = "ONNX models (.onnx): constants of a graph, dense or codes, in the model or in files beside it"
+    summary = "ONNX models (.onnx): constants of their graphs, dense or codes, in the model or in files beside it"
     digests = False
     shards = False
     attachments: tuple[str, ...] = ("graph",)
@@ -70,6 +70,18 @@ class OnnxFormat(BySuffix):
             return str(reason)
         return None
 
+    def why_kept(self, name: str) -> str | None:
+        """Return why the model keeps a tensor as it is; None if a recipe may change it."""
+        return (self._named[name].site.stays or None) if name in self._named else None
+
+    def holds(self, name: str) -> bool:
+        """Return False: each constant of a graph gets values."""
+        return False
+
+    def local_name(self, name: str) -> str:
+        """Return the name that a tensor has in its graph: without the path of a graph within the model's."""
+        return self._named[name].local if name in self._named else name
+
     def dtype_of(self, name: str) -> str | None:
         """Return the element type that the graph has under a name; None where it has no such tensor."""
         return self._named[name].site.dtype if name in self._named else None
@@ -90,11 +102,12 @@ class OnnxFormat(BySuffix):
             return None
         if named.turned:
             return OUTPUTS
-        return INPUTS if named.others else self._faces.of(name, len(named.site.shape))
+        return INPUTS if named.others else self._faces.of(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
         """Whether only a graph has such a name: exporters' for values that they made, quantizers' for codes."""
-        return _EXPORTED.match(name) is not None or original(name) != name
+        local = self.local_name(name)
+        return _EXPORTED.match(local) is not None or original(local) != local
 
     def original(self, name: str) -> str:
         """Return a constant's name without what quantizers append to it."""

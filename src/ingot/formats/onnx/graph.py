@@ -1,27 +1,46 @@
-"""A model as far as its weights go: operators with the names they use, constants, and who uses what (onnx.proto3)."""
+"""A model as far as its weights go: graphs, their operators and constants, and who uses what (onnx.proto3)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ingot.core.checked import element_count
 from ingot.core.wire import Bytes, Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.onnx.tensors import Constant, read_constant
+from ingot.formats.onnx.tensors import Constant, read_constant, read_numbers
+from ingot.formats.onnx.types import BY_NAME
 
 RULES = Rules("onnx.wire", "onnx.depth", "onnx.repeated-field", "onnx.utf8")
 MICROSOFT = "com.microsoft"
 MAX_ITEMS = 1 << 20
-"""Operators or constants of a model, at most: each takes memory beside its bytes."""
+"""Operators or constants of a graph, at most: each takes memory beside its bytes."""
+MAX_GRAPHS = 1 << 16
 
 # ModelProto
-_IR_VERSION, PRODUCER, GRAPH, OPSETS, _PROPERTIES = 1, 2, 7, 8, 14
+_IR_VERSION, PRODUCER, GRAPH, OPSETS, _PROPERTIES, TRAINING, FUNCTIONS = 1, 2, 7, 8, 14, 20, 25
 # GraphProto
-NODES, INITIALIZERS, _GRAPH_INPUTS, _GRAPH_OUTPUTS, _SPARSE = 1, 5, 11, 12, 15
+NODES, INITIALIZERS, _GRAPH_INPUTS, _GRAPH_OUTPUTS, SPARSE = 1, 5, 11, 12, 15
+# FunctionProto
+_FUNCTION_NAME, _FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES = 1, 4, 5, 7
+_FUNCTION_DOMAIN, _FUNCTION_DEFAULTS, _FUNCTION_OVERLOAD = 10, 11, 13
+# TrainingInfoProto
+_INITIALIZATION, _ALGORITHM, _BINDINGS = 1, 2, (3, 4)
 # NodeProto
 INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, NODE_DOC, DOMAIN = 1, 2, 3, 4, 5, 6, 7
 # AttributeProto
-_ATTRIBUTE_NAME, _FLOAT, INTEGER, TEXT, TENSOR, SUBGRAPH, INTEGERS, _SUBGRAPHS = 1, 2, 3, 4, 5, 6, 8, 11
+_ATTRIBUTE_NAME, _FLOAT, INTEGER, TEXT, TENSOR, SUBGRAPH, _FLOATS, INTEGERS, _TEXTS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+_TENSORS, _SUBGRAPHS, _SPARSE_TENSOR, _SPARSE_TENSORS = 10, 11, 22, 23
+_NUMBERS = (TENSOR, _TENSORS, _SPARSE_TENSOR, _SPARSE_TENSORS, _FLOATS)
+# SparseTensorProto
+_VALUES, _INDICES, _SPARSE_DIMS = 1, 2, 3
+
+CONSTANT = ("", "Constant")
+_FILLED = ("", "ConstantOfShape")
+_COMPILED = (MICROSOFT, "EPContext")
+IN_FUNCTION = "it stands in a function of the model"
+IN_TRAINING = "it stands in a graph of the model's training"
+TEXT_REASON = "it holds text, and no numbers"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +48,7 @@ class Operator:
     """A NodeProto: which operator, the names of what it takes and gives; ``attributes`` are AttributeProtos by name."""
 
     index: int
+    graph: Graph
     message: Node
     type: str
     domain: str
@@ -41,6 +61,11 @@ class Operator:
     def key(self) -> tuple[str, str]:
         """Domain and type; the domain of ONNX itself is empty."""
         return self.domain, self.type
+
+    @property
+    def label(self) -> str:
+        """Its first output, which no other operator of its graph has."""
+        return next((name for name in self.outputs if name), f"operator {self.index}")
 
     def input(self, index: int) -> str:
         """Return the name of an input; empty where it is left out."""
@@ -67,37 +92,101 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseConstant:
+    """A SparseTensorProto: values, and their positions in an array of ``dims``."""
+
+    name: str
+    dims: tuple[int, ...]
+    values: Constant
+    indices: Constant
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A graph of operators: that of the model, one in an attribute of an operator, or the body of a function.
+
+    Parameters
+    ----------
+    message : Node
+        The GraphProto or FunctionProto.
+    path : str
+        What the names of its tensors begin with; empty for the graph of the model.
+    parent : Graph or None
+        The graph around it, whose names it may use.
+    stays : str
+        Why its constants are never changed; empty if they may be.
+    constants : mapping of str to Constant
+        By name, in the file's order; the value of an operator ``Constant`` is one, and its operator is in ``makers``.
+    held : mapping of str to Constant
+        Numbers in attributes of other operators, by the names of their tensors; no operator takes them by a name.
+    uses : mapping of str to list
+        The operators that take a name of this graph, each with the number of the input; also those of graphs within.
+    fixed : set of str
+        Names that are inputs or outputs of a graph, or that the model's training binds.
+    defined : set of str
+        Every name that this graph gives.
+    producers : mapping of str to Operator
+        The operator that gives a name.
+    """
+
+    message: Node
+    path: str = ""
+    parent: Graph | None = None
+    stays: str = ""
+    operators: list[Operator] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    held: dict[str, Constant] = field(default_factory=dict)
+    sparse: dict[str, SparseConstant] = field(default_factory=dict)
+    makers: dict[str, Operator] = field(default_factory=dict)
+    uses: dict[str, list[tuple[Operator, int]]] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)
+    producers: dict[str, Operator] = field(default_factory=dict)
+
+    def owner(self, name: str) -> Graph | None:
+        """Return the graph that gives a name which is used here: this one, or one around it."""
+        graph: Graph | None = self
+        while graph is not None and name not in graph.defined:
+            graph = graph.parent
+        return graph
+
+
 @dataclass(slots=True)
 class Model:
-    """What was found in a model.
+    """The contents of a model.
 
-    ``uses`` are the operators that take a name, each with the number of the input. ``fixed`` are names that are more
-    than constants of this graph: inputs or outputs of it, or used by graphs within it. ``constants`` are by name, in
-    the file's order; the value of an operator ``Constant`` is one too, and its operator is in ``makers``. ``texts`` is
-    the number of constants that hold text, ``inner`` of those in graphs within this one and of sparse ones;
-    ``inner_external`` tells whether one of these has its numbers in another file.
+    ``graphs`` begin with the graph of the model; every graph follows the one around it. ``names`` are all names that
+    any graph uses. ``unread`` are constants that are no tensors, by name, with the reason.
     """
 
     root: Node
-    graph: Node
     ir_version: int = 0
     producer: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
-    operators: list[Operator] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    makers: dict[str, Operator] = field(default_factory=dict)
-    uses: dict[str, list[tuple[Operator, int]]] = field(default_factory=dict)
-    fixed: set[str] = field(default_factory=set)
+    graphs: list[Graph] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    texts: int = 0
-    inner: int = 0
-    inner_external: bool = False
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
         """Version of ONNX's own operators; 0 where the model states none."""
         return self.opsets.get("", 0)
+
+    @property
+    def main(self) -> Graph:
+        """The graph of the model."""
+        return self.graphs[0]
+
+    @property
+    def constants(self) -> Iterator[Constant]:
+        """Yield the constants of all graphs, in the file's order of the graphs."""
+        for graph in self.graphs:
+            yield from graph.constants.values()
+            yield from graph.held.values()
+            for item in graph.sparse.values():
+                yield from (item.values, item.indices)
 
 
 def parse_model(data: Bytes, where: str) -> Model:
@@ -112,10 +201,10 @@ def parse_model(data: Bytes, where: str) -> Model:
         ``onnx.no-graph``.
     """
     root = Node.root(data, where, RULES)
-    fields = root.known((_IR_VERSION, PRODUCER, GRAPH), (OPSETS, _PROPERTIES))
+    fields = root.known((_IR_VERSION, PRODUCER, GRAPH), (OPSETS, _PROPERTIES, TRAINING, FUNCTIONS))
     if not fields[GRAPH]:
         raise UnsupportedError("expected an ONNX model, found none: no graph", rule="onnx.no-graph", where=where)
-    model = Model(root, root.child(fields[GRAPH][0]))
+    model = Model(root)
     model.ir_version = root.number(fields[_IR_VERSION][0]) if fields[_IR_VERSION] else 0
     model.producer = root.text(fields[PRODUCER][0]) if fields[PRODUCER] else ""
     for item in fields[OPSETS]:
@@ -125,12 +214,21 @@ def parse_model(data: Bytes, where: str) -> Model:
             raise FormatError("onnx.opset", f"expected one version of {domain!r}, found two", where=where)
         model.opsets[domain] = version
     for item in fields[_PROPERTIES]:
-        entry = root.child(item)
-        pair = entry.known((1, 2))
-        key, value = (entry.text(pair[number][0]) if pair[number] else "" for number in (1, 2))
+        key, value = _entry(root.child(item))
         model.properties[key] = value
-    _read_graph(model)
+    _read_graph(model, Graph(root.child(fields[GRAPH][0])))
+    for item in fields[FUNCTIONS]:
+        _read_function(model, root.child(item))
+    for index, item in enumerate(fields[TRAINING]):
+        _read_training(model, root.child(item), index)
     return model
+
+
+def _entry(message: Node) -> tuple[str, str]:
+    """Return the key and value of a StringStringEntryProto."""
+    fields = message.known((1, 2))
+    key, value = (message.text(fields[field][0]) if fields[field] else "" for field in (1, 2))
+    return key, value
 
 
 def _pair(message: Node) -> tuple[str, int]:
@@ -140,104 +238,236 @@ def _pair(message: Node) -> tuple[str, int]:
     return domain, message.number(fields[2][0]) if fields[2] else 0
 
 
-def _read_graph(model: Model) -> None:
-    graph = model.graph
-    items: dict[int, list[Field]] = {NODES: [], INITIALIZERS: [], _GRAPH_INPUTS: [], _GRAPH_OUTPUTS: [], _SPARSE: []}
-    for item in graph.fields():
+def _read_function(model: Model, message: Node) -> None:
+    """Read a FunctionProto: its operators, and the values of attributes that its callers leave out."""
+    single = (_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD)
+    repeated = (_FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES, _FUNCTION_DEFAULTS)
+    fields = message.known(single, repeated)
+    name, domain, overload = (message.text(fields[field][0]) if fields[field] else "" for field in single)
+    path = f"{domain}.{name}{':' if overload else ''}{overload}/"
+    graph = Graph(message, path, stays=IN_FUNCTION)
+    inputs = {message.text(item) for item in fields[_FUNCTION_INPUTS]}
+    graph.fixed |= inputs | {message.text(item) for item in fields[_FUNCTION_OUTPUTS]}
+    graph.defined |= inputs
+    _append(model, graph)
+    for item in fields[_FUNCTION_DEFAULTS]:
+        attribute = message.child(item)
+        named = attribute.known((_ATTRIBUTE_NAME,))[_ATTRIBUTE_NAME]
+        _hold(model, graph, attribute, attribute.text(named[0]) if named else "", ("", ""))
+    _read_operators(model, graph, fields[_FUNCTION_NODES])
+
+
+def _read_training(model: Model, message: Node, index: int) -> None:
+    """Read the graphs of a TrainingInfoProto, which may use names of the model's graph."""
+    fields = message.known((_INITIALIZATION, _ALGORITHM), _BINDINGS)
+    for item in (*fields[_BINDINGS[0]], *fields[_BINDINGS[1]]):
+        model.main.fixed.update(_entry(message.child(item)))
+    for part_field, part in ((_INITIALIZATION, "initialization"), (_ALGORITHM, "algorithm")):
+        for item in fields[part_field]:
+            path = f"training_info.{index}.{part}/"
+            _read_graph(model, Graph(message.child(item), path, model.main, IN_TRAINING))
+    used = model.main.uses.items()
+    model.main.fixed |= {name for name, users in used if any(user.graph.stays == IN_TRAINING for user, _ in users)}
+
+
+def _append(model: Model, graph: Graph) -> None:
+    if len(model.graphs) >= MAX_GRAPHS:
+        raise FormatError("onnx.count", f"expected at most {MAX_GRAPHS} graphs, found more", where=graph.message.where)
+    model.graphs.append(graph)
+
+
+def _read_graph(model: Model, graph: Graph) -> None:
+    """Read a graph, and the graphs within it."""
+    message = graph.message
+    items: dict[int, list[Field]] = {NODES: [], INITIALIZERS: [], _GRAPH_INPUTS: [], _GRAPH_OUTPUTS: [], SPARSE: []}
+    for item in message.fields():
         kept = items.get(item.number)
         if kept is None:
             continue
         if len(kept) >= MAX_ITEMS:
             raise FormatError(
-                "onnx.count", f"expected at most {MAX_ITEMS} operators and constants, found more", where=graph.where
+                "onnx.count", f"expected at most {MAX_ITEMS} operators and constants, found more", where=message.where
             )
         kept.append(item)
-    for number in (_GRAPH_INPUTS, _GRAPH_OUTPUTS):
-        for item in items[number]:
-            value = graph.child(item)
-            named = value.known((1,))[1]
-            model.fixed.add(value.text(named[0]) if named else "")
-    model.inner += len(items[_SPARSE])
+    _append(model, graph)
+    inputs, outputs = (
+        [_value_name(message.child(item)) for item in items[number]] for number in (_GRAPH_INPUTS, _GRAPH_OUTPUTS)
+    )
+    graph.fixed.update(inputs)
+    graph.defined.update(inputs)
     for item in items[INITIALIZERS]:
-        _add(model, read_constant(graph.child(item)), None)
-    for index, item in enumerate(items[NODES]):
-        _operator(model, index, graph.child(item))
-    model.names |= model.fixed | set(model.constants) | set(model.uses)
-    model.names |= {name for operator in model.operators for name in operator.outputs}
+        _add(model, graph, message.child(item), None)
+    for item in items[SPARSE]:
+        _add_sparse(model, graph, message.child(item))
+    _read_operators(model, graph, items[NODES])
+    for name in outputs:
+        (graph.owner(name) or graph).fixed.add(name)
+    model.names.update(outputs)
 
 
-def _operator(model: Model, index: int, message: Node) -> None:
-    operator, graphs = _read_operator(message, index)
-    model.operators.append(operator)
-    for position, name in enumerate(operator.inputs):
-        if name:
-            model.uses.setdefault(name, []).append((operator, position))
-    for graph in graphs:
-        _within(model, graph)
-    if operator.key == ("", "Constant") and "value" in operator.attributes and len(operator.outputs) == 1:
-        attribute = operator.attributes["value"]
-        held = attribute.known((TENSOR,))[TENSOR]
-        if held:
-            _add(model, read_constant(attribute.child(held[0]), operator.outputs[0]), operator)
+def _value_name(message: Node) -> str:
+    """Return the name in a ValueInfoProto."""
+    fields = message.known((1,))[1]
+    return message.text(fields[0]) if fields else ""
 
 
-def _add(model: Model, constant: Constant | None, maker: Operator | None) -> None:
+def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None:
+    inner: list[tuple[Operator, str, Node]] = []
+    for index, item in enumerate(fields):
+        operator, graphs, attributes = _read_operator(graph, graph.message.child(item), index)
+        graph.operators.append(operator)
+        graph.defined.update(operator.outputs)
+        graph.producers.update(dict.fromkeys(operator.outputs, operator))
+        inner += [(operator, key, message) for key, message in graphs]
+        _constants_of(model, graph, operator, attributes)
+    for operator in graph.operators:
+        for position, name in enumerate(operator.inputs):
+            if name:
+                (graph.owner(name) or graph).uses.setdefault(name, []).append((operator, position))
+    model.names |= graph.defined
+    model.names.update(name for operator in graph.operators for name in operator.inputs)
+    for operator, key, message in inner:
+        path = f"{graph.path}{operator.label}.{key}/"
+        _read_graph(model, Graph(message, path, graph, graph.stays))
+
+
+def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence[str]) -> None:
+    """Add the constants that stand in the attributes of an operator; ``held`` are those that may hold some."""
+    if operator.key == _COMPILED:
+        reason = "a provider of onnxruntime compiled it for a device, and its weights with it"
+        model.unread[f"{graph.path}{operator.label}"] = reason
+    if operator.key == CONSTANT and len(operator.outputs) == 1:
+        for key, attribute in operator.attributes.items():
+            _constant_value(model, graph, operator, key, attribute)
+    elif operator.key != _FILLED:
+        for key in keys:
+            _hold(model, graph, operator.attributes[key], f"{operator.label}.{key}", operator.key)
+
+
+def _constant_value(model: Model, graph: Graph, operator: Operator, key: str, attribute: Node) -> None:
+    """Add the value of an operator ``Constant``."""
+    name = operator.outputs[0]
+    fields = attribute.known((TENSOR, _SPARSE_TENSOR), (_FLOATS, INTEGERS, _TEXTS))
+    if key == "value" and fields[TENSOR]:
+        _add(model, graph, attribute.child(fields[TENSOR][0]), operator)
+    elif key == "sparse_value" and fields[_SPARSE_TENSOR]:
+        _add_sparse(model, graph, attribute.child(fields[_SPARSE_TENSOR][0]), name)
+    elif key in _VALUE_FIELDS:
+        type, field, scalar = _VALUE_FIELDS[key]
+        if attribute.known((), (field,))[field]:
+            _put(graph, read_numbers(attribute, name, BY_NAME[type], field, scalar), operator)
+    elif key in ("value_string", "value_strings"):
+        model.unread[graph.path + name] = TEXT_REASON
+
+
+_VALUE_FIELDS = {
+    "value_float": ("float", _FLOAT, True),
+    "value_floats": ("float", _FLOATS, False),
+    "value_int": ("int64", INTEGER, True),
+    "value_ints": ("int64", INTEGERS, False),
+}
+
+
+def _hold(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str, str]) -> None:
+    """Add the tensors in an attribute of an operator that is no ``Constant``.
+
+    Lists of floats are weights in operators of other domains (``LinearClassifier``), settings in those of ONNX.
+    """
+    fields = attribute.known((), _NUMBERS)
+    tensors, sparse = fields[TENSOR] + fields[_TENSORS], fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
+    while name in graph.held or name in graph.sparse:  # only where outputs share a name
+        name += "~"
+    for index, item in enumerate(tensors):
+        local = name if len(tensors) == 1 else f"{name}.{index}"
+        constant = read_constant(attribute.child(item), local)
+        if constant is None:
+            model.unread[graph.path + local] = TEXT_REASON
+        else:
+            graph.held[local] = constant
+    for index, item in enumerate(sparse):
+        _add_sparse(model, graph, attribute.child(item), f"{name}.{index}" if len(sparse) > 1 else name)
+    if fields[_FLOATS] and key[0] not in ("", MICROSOFT):
+        graph.held[name] = read_numbers(attribute, name, BY_NAME["float"], _FLOATS, False)
+
+
+def _add(model: Model, graph: Graph, message: Node, maker: Operator | None) -> None:
+    constant = read_constant(message, None if maker is None else maker.outputs[0])
     if constant is None:
-        model.texts += 1
-        return
-    if constant.name in model.constants:
+        name = maker.outputs[0] if maker is not None else _tensor_name(message)
+        model.unread[graph.path + name] = TEXT_REASON
+        graph.defined.add(name)
+    else:
+        _put(graph, constant, maker)
+
+
+def _put(graph: Graph, constant: Constant, maker: Operator | None) -> None:
+    if constant.name in graph.constants or constant.name in graph.sparse:
         raise FormatError(
             "onnx.duplicate-name",
             f"expected each name once, found {constant.name[:200]!r} again",
-            where=model.graph.where,
+            where=graph.message.where,
         )
-    model.constants[constant.name] = constant
+    graph.constants[constant.name] = constant
+    graph.defined.add(constant.name)
     if maker is not None:
-        model.makers[constant.name] = maker
+        graph.makers[constant.name] = maker
 
 
-def _read_operator(message: Node, index: int) -> tuple[Operator, list[Node]]:
-    """Return an operator, and the graphs in its attributes."""
+def _tensor_name(message: Node) -> str:
+    fields = message.known((8,))[8]
+    return message.text(fields[0]) if fields else ""
+
+
+def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = None) -> None:
+    """Add a SparseTensorProto; its name is that of its values where the caller gives none."""
+    fields = message.known((_VALUES, _INDICES), (_SPARSE_DIMS,))
+    if not fields[_VALUES] or not fields[_INDICES]:
+        raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.where)
+    inner = message.child(fields[_VALUES][0])
+    name = name or _tensor_name(inner)
+    values = read_constant(inner, name or None)
+    indices = read_constant(message.child(fields[_INDICES][0]), f"{name}_indices")
+    dims = tuple(size for field in fields[_SPARSE_DIMS] for size in message.varints(field))
+    if name in graph.constants or name in graph.sparse:
+        raise FormatError(
+            "onnx.duplicate-name", f"expected each name once, found {name[:200]!r} again", where=message.where
+        )
+    graph.defined.add(name)
+    if values is None or indices is None:
+        model.unread[graph.path + name] = TEXT_REASON
+        return
+    element_count(dims, "onnx.shape", f"{message.where}: {name[:200]}")
+    graph.sparse[name] = SparseConstant(name, dims, values, indices)
+
+
+def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, list[tuple[str, Node]], list[str]]:
+    """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with tensors."""
     single, repeated = (NODE_NAME, OP_TYPE, DOMAIN), (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.known(single, repeated)
-    name, type, domain = (message.text(fields[number][0]) if fields[number] else "" for number in single)
-    inputs, outputs = (tuple(message.text(item) for item in fields[number]) for number in (INPUTS, OUTPUTS))
+    name, type, domain = (message.text(fields[field][0]) if fields[field] else "" for field in single)
+    inputs, outputs = (tuple(message.text(item) for item in fields[field]) for field in (INPUTS, OUTPUTS))
     attributes: dict[str, Node] = {}
-    graphs: list[Node] = []
+    graphs: list[tuple[str, Node]] = []
+    with_numbers: list[str] = []
     for item in fields[ATTRIBUTES]:
         attribute = message.child(item)
-        found = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS))
-        named = found[_ATTRIBUTE_NAME]
-        graphs += [attribute.child(inner) for inner in (*found[SUBGRAPH], *found[_SUBGRAPHS])]
-        key = attribute.text(named[0]) if named else ""
+        parts = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS, *_NUMBERS))
+        key = attribute.text(parts[_ATTRIBUTE_NAME][0]) if parts[_ATTRIBUTE_NAME] else ""
         if key in attributes:
             raise FormatError("onnx.repeated-field", f"expected attribute {key[:80]!r} once", where=message.where)
         attributes[key] = attribute
+        if any(parts[field] for field in _NUMBERS):
+            with_numbers.append(key)
+        several = (*parts[SUBGRAPH], *parts[_SUBGRAPHS])
+        for position, inner in enumerate(several):
+            graphs.append((key if len(several) == 1 else f"{key}.{position}", attribute.child(inner)))
     domain = "" if domain == "ai.onnx" else domain
-    return Operator(index, message, type, domain, name, inputs, outputs, attributes), graphs
+    return Operator(index, graph, message, type, domain, name, inputs, outputs, attributes), graphs, with_numbers
 
 
-def _within(model: Model, graph: Node) -> None:
-    """Note every name that a graph within the graph uses: it may be one of the graph around it."""
-    for item in graph.fields():
-        if item.number == INITIALIZERS:
-            model.inner += 1
-            constant = read_constant(graph.child(item))
-            model.inner_external |= constant is not None and constant.external is not None
-        if item.number == _GRAPH_OUTPUTS:
-            value = graph.child(item)
-            model.fixed.update(value.text(named) for named in value.known((1,))[1])
-        if item.number == NODES:
-            operator, graphs = _read_operator(graph.child(item), 0)
-            model.fixed.update(operator.inputs)
-            model.names.update(operator.outputs)
-            for inner in graphs:
-                _within(model, inner)
-
-
-def matrix_uses(model: Model, name: str) -> Sequence[Operator]:
+def matrix_uses(graph: Graph, name: str) -> Sequence[Operator]:
     """Return the operators ``MatMul`` that take a name as what they multiply with; none where anything else uses it."""
-    uses = model.uses.get(name, [])
-    if name in model.fixed or not uses or any(use.key != ("", "MatMul") or at != 1 for use, at in uses):
+    uses = graph.uses.get(name, [])
+    if name in graph.fixed or not uses or any(use.key != ("", "MatMul") or at != 1 for use, at in uses):
         return ()
     return [use for use, _ in uses]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.core.wire import BYTES, Edits, Hole, Piece, bytes_field, length, message_field, number_field
+from ingot.core.wire import BYTES, Edits, Hole, Node, Piece, bytes_field, length, message_field, number_field
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.onnx.carry import Planned, names_of, plan_tensor
 from ingot.formats.onnx.forms import Numbers, operator
@@ -25,9 +25,10 @@ from ingot.formats.onnx.graph import (
     OP_TYPE,
     OPSETS,
     OUTPUTS,
+    Graph,
     Operator,
 )
-from ingot.formats.onnx.sites import LeftError
+from ingot.formats.onnx.sites import NBITS, LeftError
 from ingot.formats.onnx.slots import Conversion
 from ingot.formats.onnx.template import MAX_MODEL, Template
 from ingot.formats.onnx.tensors import (
@@ -55,7 +56,8 @@ class Entry:
     """One constant to be written: of a kept one ``kept``, of a new one ``numbers``; ``name`` is its name in the graph.
 
     ``place`` is where it lies in a file beside the model, ``offset`` where in the model itself; neither where it stays
-    in the field of its type, untouched.
+    in the field of its type, untouched. ``computed`` tells that it is no constant: the model computes it, and it is
+    compared alone. ``first`` is the entry of another tensor with the same constant, which is written once.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Entry:
     kept: Constant | None = None
     place: External | None = None
     offset: int | None = None
+    computed: bool = False
+    first: Entry | None = None
 
     @property
     def outside(self) -> bool:
@@ -102,19 +106,13 @@ class Layout:
     ------
     UnsupportedError
         ``onnx.tensors``: not the tensors of the graph; ``onnx.unsupported``: one that the graph cannot have so;
-        ``onnx.inner-external``; ``onnx.too-large``.
+        ``onnx.too-large``.
     """
 
     def __init__(self, template: Template, name: str, specs: Sequence[TensorSpec], *, beside: bool) -> None:
         self.template, self.name = template, name
-        model = template.model
-        if model.inner_external:
-            raise UnsupportedError(
-                "expected a graph whose inner graphs have their numbers in the model, found some in other files",
-                rule="onnx.inner-external",
-                where=name,
-            )
-        self.plans = {plan.planned.name: plan for plan in self._plans(specs)}
+        self.plans = {plan.planned.spec.name: plan for plan in self._plans(specs)}
+        self._share()
         self._outside = beside and bool(template.externals)
         self._lay_out(self._stays_outside)
         if self.size > MAX_MODEL and beside:
@@ -151,6 +149,15 @@ class Layout:
                 where=min(left),
             )
 
+    def _share(self) -> None:
+        """Let tensors that have a constant in common, such as a scale, write it once."""
+        first: dict[int, Entry] = {}
+        for plan in self.plans.values():
+            for entry in plan.entries:
+                if entry.kept is not None:
+                    other = first.setdefault(id(entry.kept), entry)
+                    entry.first = None if other is entry else other
+
     def _stays_outside(self, entry: Entry) -> bool:
         if not self._outside:
             return False
@@ -158,7 +165,8 @@ class Layout:
 
     def _lay_out(self, outside: Callable[[Entry], bool]) -> None:
         self.ends: dict[str, int] = {}
-        entries = [entry for plan in self.plans.values() for entry in plan.entries]
+        every = [entry for plan in self.plans.values() for entry in plan.entries if not entry.computed]
+        entries = [entry for entry in every if entry.first is None]
         away = [entry for entry in entries if outside(entry)]
         for entry in entries:
             entry.place = entry.offset = None
@@ -171,6 +179,9 @@ class Layout:
                 self._holes[piece.name].offset = position
             position += length((piece,))
         self.size = position
+        for entry in every:
+            if entry.first is not None:
+                entry.place, entry.offset = entry.first.place, entry.first.offset
 
     def _place(self, away: Sequence[Entry]) -> None:
         """Give constants their places beside the model: those that they had where all of them are kept."""
@@ -203,37 +214,42 @@ class Layout:
 
     def _graph(self) -> list[Piece]:
         model, edits = self.template.model, Edits(self.template.model.root)
-        first = next((item.tag for item in model.graph.fields() if item.number == NODES), model.graph.end)
-        kept = self._still_used()
-        added: list[bytes] = []
-        removed: set[str] = set()
+        kept, removed = self._still_used(), set[int]()
+        added: dict[int, tuple[Graph, list[bytes]]] = {}
         for plan in self.plans.values():
             if plan.planned.form is None:
                 for entry in plan.entries:
-                    self._keep(edits, entry)
+                    if not entry.computed and entry.first is None:
+                        self._keep(edits, entry)
             else:
-                added += self._replace(edits, plan, kept, removed)
-        if added:
-            edits.replace(model.graph, first, first, b"".join(bytes_field(NODES, item) for item in added))
-        packs = any(
-            plan.planned.form is not None and plan.planned.form.key == (MICROSOFT, "MatMulNBits")
-            for plan in self.plans.values()
-        )
+                graph = plan.planned.site.graph
+                new = self._replace(edits, plan, kept, removed)
+                added.setdefault(id(graph), (graph, []))[1].extend(new)
+        for graph, operators in added.values():
+            message = graph.message
+            first = next((item.tag for item in message.fields() if item.number == NODES), message.end)
+            if operators:
+                edits.replace(message, first, first, _nodes(operators))
+        packs = any(plan.planned.form is not None and plan.planned.form.key == NBITS for plan in self.plans.values())
         if packs and MICROSOFT not in model.opsets:
             stated = bytes_field(OPSETS, bytes_field(1, MICROSOFT) + number_field(2, 1))
             edits.replace(model.root, model.root.end, model.root.end, stated)
         return edits.pieces()
 
-    def _still_used(self) -> set[str]:
-        """Return the constants that kept tensors, or operators that stay, take beside those that are replaced."""
+    def _still_used(self) -> set[int]:
+        """Return the constants, by ``id``, that operators take beside those that are replaced."""
         gone = {
             id(operator)
             for plan in self.plans.values()
             if plan.planned.form is not None
             for operator in plan.planned.site.operators
         }
-        uses = self.template.model.uses
-        return {name for name, users in uses.items() if any(id(user) not in gone for user, _ in users)}
+        return {
+            id(graph.constants[name])
+            for graph in self.template.model.graphs
+            for name, users in graph.uses.items()
+            if name in graph.constants and any(id(user) not in gone for user, _ in users)
+        }
 
     def _keep(self, edits: Edits, entry: Entry) -> None:
         """Leave a constant where it is, but for its numbers and where these lie."""
@@ -256,9 +272,9 @@ class Layout:
             new.append(external_fields(entry.place))
         edits.replace(message, message.end, message.end, new)
 
-    def _replace(self, edits: Edits, plan: TensorPlan, kept: set[str], removed: set[str]) -> list[bytes]:
+    def _replace(self, edits: Edits, plan: TensorPlan, kept: set[int], removed: set[int]) -> list[bytes]:
         """Put new constants in place of old ones, and return the operators to be added in front of all others."""
-        planned, model = plan.planned, self.template.model
+        planned = plan.planned
         site, form = planned.site, planned.form
         assert form is not None
         fields: list[Piece] = []
@@ -271,36 +287,36 @@ class Layout:
                 body = encoded(entry.name, type, dims, self._hole(entry))
             fields += message_field(INITIALIZERS, body)
         for index, slot in enumerate(site.slots.values()):
-            message, name = slot.constant.message, slot.constant.name
-            goes = index == 0 or (name not in kept and name not in removed)
-            removed.add(name)
-            if index == 0 or goes:
-                edits.replace(model.graph, message.tag, message.end, fields if index == 0 else b"")
+            message, key = slot.constant.message, id(slot.constant)
+            goes = index == 0 or (key not in kept and key not in removed)
+            removed.add(key)
+            if goes:
+                _swap(edits, message, fields if index == 0 else b"")
         names = [entry.name for entry in plan.entries]
         if planned.turned:
             for item in site.operators if site.turned else site.matmuls:
-                _swap(edits, model.graph, item, self._multiplied(item, names, site.turned, form.attributes))
+                new = self._multiplied(item, names, site.turned, form.attributes)
+                _swap(edits, item.message, _nodes(new))
             if not site.turned:
                 for item in site.operators:
-                    edits.replace(model.graph, item.message.tag, item.message.end, b"")
+                    _swap(edits, item.message, b"")
             return []
         return self._dense_or_dequantized(edits, plan, names)
 
     def _dense_or_dequantized(self, edits: Edits, plan: TensorPlan, names: list[str]) -> list[bytes]:
-        planned, model = plan.planned, self.template.model
-        site, form = planned.site, planned.form
+        site, form, local = plan.planned.site, plan.planned.form, plan.planned.local
         assert form is not None
         added = []
         if form.key is not None:
-            added.append(operator(form.key, f"{planned.name}_DequantizeLinear", names, [planned.name], form.attributes))
+            added.append(operator(form.key, f"{local}_DequantizeLinear", names, [local], form.attributes))
         if site.turned:
             for item in site.operators:
-                _swap(edits, model.graph, item, self._multiplied_dense(item, planned.name))
+                _swap(edits, item.message, _nodes(self._multiplied_dense(item, local)))
             return added
         for index, item in enumerate(site.operators):
-            edits.replace(model.graph, item.message.tag, item.message.end, b"")
+            _swap(edits, item.message, b"")
             if index:
-                added.append(operator(_IDENTITY, item.name, [planned.name], item.outputs))
+                added.append(operator(_IDENTITY, item.name, [local], item.outputs))
         return added
 
     def _multiplied(
@@ -313,7 +329,7 @@ class Layout:
             attributes = [*attributes, *((("accuracy_level", accuracy),) if accuracy else ())]
             if item.input(_BIAS):
                 inputs += [""] * (_BIAS - len(inputs)) + [item.input(_BIAS)]
-        return [operator((MICROSOFT, "MatMulNBits"), item.name, inputs, item.outputs, attributes, _others(item))]
+        return [operator(NBITS, item.name, inputs, item.outputs, attributes, _others(item))]
 
     def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
         """Return a MatMulNBits as MatMul of a dense matrix, and a sum where it has a bias."""
@@ -333,12 +349,16 @@ def _apart(places: Sequence[External]) -> bool:
     return all(one[0] != other[0] or one[2] <= other[1] for one, other in pairwise(spans))
 
 
-def _swap(edits: Edits, graph: object, item: Operator, new: Sequence[bytes]) -> None:
-    """Put operators in place of another."""
-    parent = item.message.parent
-    assert parent is graph
+def _swap(edits: Edits, message: Node, new: bytes | Sequence[Piece]) -> None:
+    """Put other fields in place of an operator or a constant of a graph."""
+    parent = message.parent
     assert parent is not None
-    edits.replace(parent, item.message.tag, item.message.end, b"".join(bytes_field(NODES, one) for one in new))
+    edits.replace(parent, message.tag, message.end, new)
+
+
+def _nodes(operators: Sequence[bytes]) -> bytes:
+    """Return operators as fields of a graph."""
+    return b"".join(bytes_field(NODES, item) for item in operators)
 
 
 def _others(item: Operator) -> bytes:
@@ -361,9 +381,12 @@ def _free(name: str, template: Template) -> str:
 def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
     if planned.form is None:
         for role, slot in planned.site.slots.items():
+            if slot.values is not None:
+                yield Entry(planned.local, role, slot.length, None, computed=True)
+                continue
             constant = slot.constant
             yield Entry(constant.name, role, constant.nbytes, slot.conversion, kept=constant)
         return
     for numbers in planned.form.numbers:
-        name = _free(planned.name + numbers.suffix, template) if numbers.suffix else planned.name
+        name = _free(planned.local + numbers.suffix, template) if numbers.suffix else planned.local
         yield Entry(name, numbers.role, numbers.nbytes, numbers.conversion, numbers)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.numbers import ConvertedSource
+from ingot.formats.numbers import ComputedSource, ConvertedSource
 from ingot.formats.onnx.sites import Site
-from ingot.formats.onnx.slots import Slot
 from ingot.formats.onnx.template import Template
 from ingot.model.attachments import Attachments
 from ingot.model.layouts.dense import DenseLayout
@@ -17,6 +16,8 @@ from ingot.model.part import Part
 from ingot.model.report import Column, Table
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+
+INNER_RULE = "onnx.inner-graphs"
 
 
 def read_model(store: Store, name: str) -> Catalog:
@@ -28,12 +29,21 @@ def read_model(store: Store, name: str) -> Catalog:
         metadata=metadata_of(template),
         headers=template.headers,
         sources=tuple(template.sources),
-        notes=(),
-        remarks=tuple(template.notes),
+        remarks=tuple(_inner(template)),
+        unread=template.unread,
         attachments=Attachments(graph=template),
         details=partial(_details, template),
         called={site.name: site.called for site in template.sites if site.called},
     )
+
+
+def _inner(template: Template) -> Iterator[tuple[str, str]]:
+    """Yield a remark on the names of tensors that other graphs than that of the model hold."""
+    inner = [site for site in template.sites if site.graph.path]
+    if inner:
+        example = inner[0].graph.path[:80]
+        text = f"{len(inner)} of {len(template.sites)} tensors lie in graphs within the graph, or in functions"
+        yield INNER_RULE, f"{text}: their names begin with the path of their graph, such as {example!r}"
 
 
 def metadata_of(template: Template) -> dict[str, str]:
@@ -47,17 +57,21 @@ def metadata_of(template: Template) -> dict[str, str]:
 def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tensor]:
     def make(name: str) -> Tensor:
         site = sites[name]
-        parts = {role: _part(template, site, role, slot) for role, slot in site.slots.items()}
+        parts = {role: part_of(template, site, role) for role in site.slots}
         return Tensor(name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
     return Lazy(sites, make)
 
 
-def _part(template: Template, site: Site, role: str, slot: Slot) -> Part:
-    conversion, constant = slot.conversion, slot.constant
+def part_of(template: Template, site: Site, role: str) -> Part:
+    """Return a part of a tensor as the model has it."""
+    slot, where = site.slots[role], f"{template.source.name}: {site.name}: {role}"
+    conversion, constant, values = slot.conversion, slot.constant, slot.values
+    if values is not None:
+        source = ComputedSource(lambda: values.compute(template.bytes_of), slot.length, values.making, where)
+        return Part(slot.dtype, slot.length, source, where=where, occupies=values.stored)
     if conversion is None:
         return constant.part(template.source, template.externals, slot.dtype, slot.logical)
-    where = f"{template.source.name}: {site.name}: {role}"
 
     def read() -> bytes:
         return conversion.to_part(template.bytes_of(constant))
@@ -70,8 +84,9 @@ def _part(template: Template, site: Site, role: str, slot: Slot) -> Part:
 def _details(template: Template) -> Sequence[Table]:
     model, sites = template.model, template.sites
     counts = {"": 0}
-    for operator in model.operators:
-        counts[operator.domain] = counts.get(operator.domain, 0) + 1
+    for graph in model.graphs:
+        for operator in graph.operators:
+            counts[operator.domain] = counts.get(operator.domain, 0) + 1
     rows = [(domain or "ai.onnx", model.opsets.get(domain, 0), counts.get(domain, 0)) for domain in model.opsets]
     packed = sum(site.layout.codec != DenseLayout.codec for site in sites)
     title = f"ONNX graph, version {model.ir_version}; {packed} of {len(sites)} tensors are codes"

@@ -1,17 +1,18 @@
-"""The tensors of a graph: constants as they are, and codes with what ``DequantizeLinear`` and ``MatMulNBits`` say."""
+"""The tensors of a model: constants as they are, and codes with their ``DequantizeLinear`` or ``MatMulNBits``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from ingot.core.names import role_of
-from ingot.formats.onnx.graph import MICROSOFT, Model, Operator, matrix_uses
-from ingot.formats.onnx.slots import Padded, Points, Slot
+from ingot.formats.onnx.graph import MICROSOFT, Graph, Model, Operator, SparseConstant, matrix_uses
+from ingot.formats.onnx.integers import scaled, takes_codes
+from ingot.formats.onnx.slots import Coordinates, DequantizedValues, Padded, Points, Slot
 from ingot.formats.onnx.tensors import Constant
-from ingot.formats.onnx.types import FLOATING
+from ingot.formats.onnx.types import BY_CODE, FLOATING
 from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
@@ -30,42 +31,49 @@ from ingot.model.layouts.base import Layout, Shape
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.grid import on_grid
 from ingot.model.layouts.scaled_codebook import INDICES, Grid, ScaledCodebookLayout, Tiles
+from ingot.model.layouts.sparse import CooLayout
 from ingot.model.spec import PartSpec, TensorSpec
 
-LEFT_RULE = "onnx.left"
-DEQUANTIZE, NBITS = ("", "DequantizeLinear"), (MICROSOFT, "MatMulNBits")
+DEQUANTIZE = (("", "DequantizeLinear"), (MICROSOFT, "DequantizeLinear"))
+NBITS = (MICROSOFT, "MatMulNBits")
+IN_ATTRIBUTE = "an operator holds it in an attribute"
+VALUES, COORDS = "values", "coords"
 _DEQUANTIZE_DEFAULTS = {"axis": 1, "block_size": 0, "output_dtype": 0}
 _NBITS_DEFAULTS = {"K": 0, "N": 0, "bits": 4, "block_size": 0}
 BITS = (2, 4, 8)
 _FP8 = ("f8_e4m3fn", "f8_e5m2")
 _LARGEST_POINTS = 1 << 20
-# Operators that take codes which no codec of ours says the same as; their constants stay as they are.
-_CODED = {
-    ("", "ConvInteger"),
-    ("", "MatMulInteger"),
-    ("", "QLinearConv"),
-    ("", "QLinearMatMul"),
-    *((MICROSOFT, kind) for kind in ("DequantizeLinear", "DynamicQuantizeMatMul", "GatherBlockQuantized")),
-    *((MICROSOFT, kind) for kind in ("MatMulBnb4", "MatMulFpQ4", "MatMulInteger16", "MatMulIntegerToFloat")),
-    *((MICROSOFT, kind) for kind in ("QAttention", "QEmbedLayerNormalization", "QGemm", "QLinearConv", "QMoE")),
-}
 _NODE_END = re.compile(r"\.(?:MatMul|Gemm|Gather|MatMulNBits)(?:_[A-Za-z0-9]+)*$")
 _LONGEST_NAME = 1024
 
 
 class LeftError(Exception):
-    """No codec says what this operator says: its constants stay as they are. Told as a note, never to a caller."""
+    """The reason why an operator is no tensor, or keeps it from being written; callers never see it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """One tensor, and where its parts lie.
 
-    ``operators`` make its values of codes, or multiply with them (``MatMulNBits``); none for a constant as it is.
-    ``matmuls`` are the operators ``MatMul`` that are all who use the values, as what they multiply with.
+    Parameters
+    ----------
+    name, local : str
+        Its name, and the one that its graph has for it: the name without the graph's path.
+    graph : Graph
+        The graph whose constant it is, or whose constants its codes are.
+    operators : tuple of Operator
+        They make its values of codes, or multiply with them (``MatMulNBits``); none for a constant as it is.
+    matmuls : tuple of Operator
+        The operators ``MatMul`` if they alone use the values, as what they multiply with.
+    called : str
+        A name that tells its role, if its own does not.
+    stays : str
+        Why it is always written as it is; empty if it may be changed.
     """
 
     name: str
+    local: str
+    graph: Graph
     shape: Shape
     dtype: str
     layout: Layout
@@ -73,6 +81,7 @@ class Site:
     operators: tuple[Operator, ...] = ()
     matmuls: tuple[Operator, ...] = ()
     called: str = ""
+    stays: str = ""
 
     @property
     def turned(self) -> bool:
@@ -80,7 +89,7 @@ class Site:
         return any(operator.key == NBITS for operator in self.operators)
 
     def spec(self) -> TensorSpec:
-        """What a writer is told of the tensor where it is kept as it is stored."""
+        """Return the spec of the tensor as it is stored."""
         parts = tuple(
             PartSpec(role, slot.dtype, slot.length, slot.logical or None) for role, slot in self.slots.items()
         )
@@ -89,86 +98,342 @@ class Site:
 
 @dataclass(slots=True)
 class Found:
-    """The tensors of a model in the order of its constants, and remarks on what stays as it is."""
+    """The tensors of a model in the order of its constants, and why other constants are not read, by name."""
 
     sites: list[Site] = field(default_factory=list)
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 def find_sites(model: Model) -> Found:
-    """Return the tensors of a model."""
-    found, coded, outputs = Found(), dict[str, Site](), set[str]()
-    for name, constant in model.constants.items():
-        uses = model.uses.get(name, [])
+    """Return the tensors of a model. Their names are unique: ``~2`` and so on follow one that an earlier tensor has."""
+    return _Finder(model).find()
+
+
+class _Finder:
+    """Finds the tensors of all graphs of a model."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._found = Found(unread=dict(model.unread))
+        self._owners = {id(constant): graph for graph in model.graphs for constant in graph.constants.values()}
+        self._names: dict[str, int] = {}
+        self._values: set[tuple[int, str]] = set()
+        self._coded: dict[int, Site] = {}
+        self._computed: dict[int, list[Site]] = {}
+
+    def find(self) -> Found:
+        for graph in self._model.graphs:
+            for name, constant in graph.constants.items():
+                self._read_codes(graph, name, constant)
+        parts = {id(slot.constant) for site in self._coded.values() for slot in site.slots.values()}
+        for graph in self._model.graphs:
+            for name, constant in graph.constants.items():
+                if id(constant) in self._coded:
+                    self._add(self._coded[id(constant)])
+                elif id(constant) not in parts:
+                    self._add(self._dense(graph, name, constant))
+                for site in self._computed.get(id(constant), ()):
+                    self._add(site)
+            for name, constant in graph.held.items():
+                site = replace(self._dense(graph, name, constant), matmuls=(), called="", stays=IN_ATTRIBUTE)
+                self._add(site)
+            for item in graph.sparse.values():
+                self._add_sparse(graph, item)
+        return self._found
+
+    def _add(self, site: Site) -> None:
+        name = site.name
+        while name in self._names:
+            self._names[site.name] += 1
+            name = f"{site.name}~{self._names[site.name]}"
+        self._names[name] = 1
+        self._found.sites.append(site if name == site.name else replace(site, name=name))
+
+    def _read_codes(self, graph: Graph, name: str, constant: Constant) -> None:
+        """Read codes with the operators that take them; list them as unread if their values are not known."""
+        uses = graph.uses.get(name, [])
         try:
-            site = _dequantized(model, constant, uses, outputs) or _packed(model, constant, uses)
+            site = (
+                self._dequantized(graph, constant, uses)
+                or self._packed(graph, constant, uses)
+                or self._multiplied(graph, constant, uses)
+            )
         except LeftError as reason:
-            found.notes.append((LEFT_RULE, f"{name} stays as it is: {reason}"))
-            continue
+            operators = [use for use, at in uses if use.key in DEQUANTIZE and at == 0]
+            try:
+                self._computed[id(constant)] = [self._values_of(use) for use in operators]
+            except LeftError as other:
+                both = f"{reason}; {other}" if str(reason) != str(other) else str(reason)
+                self._found.unread[graph.path + name] = both
+            else:
+                if not operators:
+                    self._found.unread[graph.path + name] = str(reason)
+            return
         if site is not None:
-            coded[name] = site
-            outputs.add(site.name)
-        elif constant.type.integer and (kind := next((use.type for use, _ in uses if use.key in _CODED), "")):
-            found.notes.append((LEFT_RULE, f"{name} stays as it is: {kind} reads it in a way of its own"))
-    parts = {slot.constant.name for site in coded.values() for slot in site.slots.values()}
-    for name, constant in model.constants.items():
-        if name in coded:
-            found.sites.append(coded[name])
-        elif name not in parts:
-            found.sites.append(_dense(model, constant))
-    if model.texts:
-        found.notes.append((LEFT_RULE, f"{model.texts} constants hold text, and are no tensors"))
-    if model.inner:
-        found.notes.append((LEFT_RULE, f"{model.inner} constants of graphs within the graph are no tensors"))
-    return found
+            self._coded[id(constant)] = site
 
+    def _dense(self, graph: Graph, name: str, constant: Constant) -> Site:
+        type = constant.type
+        logical = "" if type.dtype == type.storage else type.dtype
+        slots = {DATA: Slot(constant, type.storage, logical)}
+        matmuls = tuple(matrix_uses(graph, name)) if len(constant.dims) == 2 and name not in graph.makers else ()
+        return Site(
+            graph.path + name,
+            name,
+            graph,
+            constant.dims,
+            type.dtype,
+            DenseLayout(type.dtype),
+            slots,
+            (),
+            matmuls,
+            self._called(graph, name, constant.dims),
+            self._why_kept([constant]),
+        )
 
-def _dense(model: Model, constant: Constant) -> Site:
-    type, name = constant.type, constant.name
-    logical = "" if type.dtype == type.storage else type.dtype
-    slots = {DATA: Slot(constant, type.storage, logical)}
-    matmuls = tuple(matrix_uses(model, name)) if len(constant.dims) == 2 and name not in model.makers else ()
-    layout = DenseLayout(type.dtype)
-    return Site(name, constant.dims, type.dtype, layout, slots, (), matmuls, _called(model, name, constant.dims))
+    def _called(self, graph: Graph, name: str, shape: Shape) -> str:
+        """Return a name that tells the role of a matrix if its own does not.
 
+        That is its name without the path of its graph, or that of the one operator that uses it.
+        """
+        uses = graph.uses.get(name, [])
+        if role_of(graph.path + name) != "other":
+            return ""
+        if role_of(name) != "other":
+            return name
+        if len(shape) != 2 or len(uses) != 1:
+            return ""
+        path = uses[0][0].name.strip("/").replace("/", ".")
+        label = f"{_NODE_END.sub('', path)}.weight"
+        return label if 0 < len(path) <= _LONGEST_NAME and role_of(label) != "other" else ""
 
-def _called(model: Model, name: str, shape: Shape) -> str:
-    """Return a name that tells the role of a matrix whose own says nothing: that of the operator which uses it."""
-    uses = model.uses.get(name, [])
-    if len(shape) != 2 or len(uses) != 1 or role_of(name) != "other":
+    def _why_kept(self, constants: Sequence[Constant], operators: Sequence[Operator] = ()) -> str:
+        """Return why a tensor of these constants is always written as it is; empty if it may be changed."""
+        for constant in constants:
+            graph = self._owners.get(id(constant))
+            if graph is None:
+                continue
+            if graph.stays:
+                return graph.stays
+            if constant.name in graph.makers:
+                return IN_ATTRIBUTE
+            if constant.name in graph.fixed:
+                return "it is an input or output of a graph"
+        if any(item.graph.stays for item in operators):
+            return next(item.graph.stays for item in operators if item.graph.stays)
+        owner = self._owners.get(id(constants[0])) if constants else None
+        if any(item.key in DEQUANTIZE and item.graph is not owner for item in operators):
+            return "operators of a graph within its own make its values"
         return ""
-    path = uses[0][0].name.strip("/").replace("/", ".")
-    told = f"{_NODE_END.sub('', path)}.weight"
-    return told if 0 < len(path) <= _LONGEST_NAME and role_of(told) != "other" else ""
+
+    def _constant(self, operator: Operator, index: int, role: str) -> Constant:
+        """Return the constant that an operator takes; raises ``LeftError`` if it takes something else."""
+        name = operator.input(index)
+        owner = operator.graph.owner(name)
+        if owner is None or name not in owner.constants:
+            raise LeftError(f"its {role} are no constants")
+        return owner.constants[name]
+
+    def _dequantized(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
+        """Return the tensor of codes that ``DequantizeLinear`` takes; raises ``LeftError``."""
+        operators = [use for use, at in uses if use.key in DEQUANTIZE and at == 0]
+        if not operators:
+            return None
+        if len(operators) != len(uses) or constant.name in graph.fixed:
+            raise LeftError("its codes are used elsewhere too")
+        first = operators[0]
+        if any(not _same(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
+            raise LeftError("several operators read its codes in different ways")
+        scales = self._constant(first, 1, "scales")
+        dtype = scales.type.dtype
+        if dtype not in FLOATING or _stated(first, _DEQUANTIZE_DEFAULTS)["output_dtype"] not in (0, scales.type.code):
+            raise LeftError(f"its scales are of {dtype}, or its values of another type than these")
+        dims = _scale_dims(constant.dims, scales.dims, first)
+        name = self._value_name(first)
+        zero = self._constant(first, 2, "zero points") if first.input(2) else None
+        if zero is not None and (zero.type is not constant.type or prod(zero.dims) != prod(scales.dims)):
+            raise LeftError("its zero points do not fit its scales")
+        slots, layout = _coded(constant, scales, zero, dims)
+        local = first.graph
+        matmuls = tuple(matrix_uses(local, name)) if len(constant.dims) == 2 and len(operators) == 1 else ()
+        self._values.add((id(local), name))
+        return Site(
+            local.path + name,
+            name,
+            local,
+            constant.dims,
+            dtype,
+            layout,
+            slots,
+            tuple(operators),
+            matmuls,
+            self._called(local, name, constant.dims),
+            self._why_kept([slot.constant for slot in slots.values()], operators),
+        )
+
+    def _multiplied(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
+        """Return the tensor of codes that operators compute with as integers; raises ``LeftError``."""
+        takers = [(use, at) for use, at in uses if takes_codes(use, at)]
+        if not takers or not constant.type.integer:
+            return None
+        if len(takers) != len(uses) or constant.name in graph.fixed:
+            raise LeftError("its codes are used elsewhere too")
+        scalings = [self._scales_of(use, at) for use, at in takers]
+        if any(scaling != scalings[0] for scaling in scalings):
+            raise LeftError("several operators read its codes in different ways")
+        scales, zero, factor, axis = scalings[0]
+        type, rank = takers[0][0].type, len(constant.dims)
+        stays = f"{type} computes with its integers"
+        name, alias = constant.name, self._called(graph, constant.name, constant.dims)
+        dtype, site = scales.type.dtype, (graph.path + name, name, graph, constant.dims)
+        if dtype not in FLOATING or (zero is not None and zero.type is not constant.type):
+            raise LeftError(f"its scales are of {dtype}, or its zero points of another type than its codes")
+        single = prod(scales.dims) == 1
+        if factor is not None or constant.type.bits > 8:
+            values = replace(dequantized_values(constant, scales, zero, (axis, 0), 0), factor=factor)
+            slots = {DATA: Slot(constant, dtype, values=values)}
+            return Site(*site, dtype, DenseLayout(dtype), slots, (), (), alias, stays)
+        axis += rank if axis < 0 else 0
+        if not single and (not 0 <= axis < rank or scales.dims != (constant.dims[axis],)):
+            raise LeftError(f"its scales are {list(scales.dims)}, for {list(constant.dims)}")
+        if zero is not None and prod(zero.dims) != prod(scales.dims):
+            raise LeftError("its zero points do not fit its scales")
+        dims = tuple(size if at == axis and not single else 1 for at, size in enumerate(constant.dims))
+        slots, layout = _coded(constant, scales, zero, dims)
+        return Site(*site, dtype, layout, slots, (), (), alias, stays)
+
+    def _scales_of(self, operator: Operator, index: int) -> tuple[Constant, Constant | None, Constant | None, int]:
+        """Return scales, zero points, a factor of the scales, and the axis of codes; raises ``LeftError``."""
+        source = scaled(operator, index)
+        if source is None:
+            raise LeftError(f"{operator.type} takes its codes, whose scales are not known")
+        zero = None if source.zero is None else self._constant(*source.zero, "zero points")
+        factor = None if source.factor is None else self._constant(*source.factor, "scales")
+        if factor is not None and prod(factor.dims) != 1:
+            raise LeftError("its scales are products of several")
+        return self._constant(*source.scales, "scales"), zero, factor, source.axis
+
+    def _value_name(self, operator: Operator) -> str:
+        """Return the name of the values that an operator makes; raises ``LeftError`` if it is no name of their own."""
+        name = operator.outputs[0] if operator.outputs else ""
+        if not name or name in operator.graph.constants or (id(operator.graph), name) in self._values:
+            raise LeftError("its values have no name of their own")
+        return name
+
+    def _values_of(self, operator: Operator) -> Site:
+        """Return the values that ``DequantizeLinear`` computes of codes that no codec has; raises ``LeftError``."""
+        codes, scales = self._constant(operator, 0, "codes"), self._constant(operator, 1, "scales")
+        zero = self._constant(operator, 2, "zero points") if operator.input(2) else None
+        attributes = _stated(operator, _DEQUANTIZE_DEFAULTS)
+        values = dequantized_values(
+            codes, scales, zero, (attributes["axis"], attributes["block_size"]), attributes["output_dtype"]
+        )
+        name = self._value_name(operator)
+        self._values.add((id(operator.graph), name))
+        path, dtype = operator.graph.path, values.type.dtype
+        slots = {DATA: Slot(codes, dtype, values=values)}
+        alias = self._called(operator.graph, name, codes.dims)
+        stays = "its operator computes it from codes that no codec has"
+        layout = DenseLayout(dtype)
+        return Site(path + name, name, operator.graph, codes.dims, dtype, layout, slots, (), (), alias, stays)
+
+    def _add_sparse(self, graph: Graph, item: SparseConstant) -> None:
+        """Add a sparse constant, as coordinates and values."""
+        name, values, indices = graph.path + item.name, item.values, item.indices
+        count, rank = values.count, len(item.dims)
+        linear = indices.dims == (count,)
+        fits = len(values.dims) == 1 and (linear or indices.dims == (count, rank)) and indices.type.dtype == "i64"
+        if not fits or not rank or values.type.bits < 8 or values.type.dtype != values.type.storage:
+            self._found.unread[name] = f"it holds {count} of {values.type.name} in a sparse form that no codec has"
+            return
+        order = Coordinates(item.dims, count, linear)
+        slots = {VALUES: Slot(values, values.type.storage), COORDS: Slot(indices, "u64", conversion=order)}
+        dtype = values.type.dtype
+        layout = CooLayout(dtype, "u64", count * rank)
+        self._add(Site(name, item.name, graph, item.dims, dtype, layout, slots, stays="it is stored in sparse form"))
+
+    def _packed(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
+        """Return the tensor of codes that ``MatMulNBits`` multiplies with; raises ``LeftError``."""
+        operators = [use for use, at in uses if use.key == NBITS and at == 1]
+        if not operators:
+            return None
+        first = operators[0]
+        if len(operators) != len(uses) or constant.name in graph.fixed:
+            raise LeftError("its codes are used elsewhere too")
+        if any(not _same(first, other, _NBITS_DEFAULTS, 2) for other in operators):
+            raise LeftError("several operators read its codes in different ways")
+        cols, rows, bits, block = _stated(first, _NBITS_DEFAULTS).values()
+        if bits not in BITS or block < 16 or block & (block - 1) or cols < 1 or rows < 1:
+            raise LeftError(f"it has {bits} bits in blocks of {block}")
+        if any(first.input(index) for index in (4, 6)):
+            raise LeftError("its columns have an order of their own, or its scales have scales")
+        scales = self._constant(first, 2, "scales")
+        dtype, groups = scales.type.dtype, -(-cols // block)
+        width = groups * block * bits // 8
+        if constant.type.dtype != "u8" or constant.nbytes != rows * width:
+            raise LeftError(f"it has not the {rows * width} bytes of {rows} rows of {groups} blocks")
+        if dtype not in FLOATING or scales.count != rows * groups:
+            raise LeftError(f"it has not a scale for each of {groups} blocks of {rows} rows")
+        zero = self._constant(first, 3, "zero points") if first.input(3) else None
+        row_bytes = -(-cols * bits // 8)
+        padding = None if row_bytes == width else Padded(rows, row_bytes, width)
+        slots = {CODES: Slot(constant, "u8", conversion=padding), SCALES: Slot(scales, dtype)}
+        if zero is not None:
+            slots[ZEROS] = _point_slot(zero, rows, groups, bits, dtype)
+        zero_layout: Zero = OnePoint(1 << (bits - 1)) if zero is None else POINTS
+        layout = AffineLayout(bits, Group(block), ROWS_LSB, False, zero_layout, dtype, dtype)
+        return Site(
+            graph.path + constant.name,
+            constant.name,
+            graph,
+            (rows, cols),
+            dtype,
+            layout,
+            slots,
+            tuple(operators),
+            (),
+            self._called(graph, constant.name, (rows, cols)),
+            self._why_kept([slot.constant for slot in slots.values()], operators),
+        )
 
 
-def _dequantized(
-    model: Model, constant: Constant, uses: Sequence[tuple[Operator, int]], taken: Collection[str]
-) -> Site | None:
-    """Return the tensor of codes that ``DequantizeLinear`` takes; raises ``LeftError``."""
-    operators = [use for use, at in uses if use.key == DEQUANTIZE and at == 0]
-    if not operators:
-        return None
-    if len(operators) != len(uses) or constant.name in model.fixed:
-        raise LeftError("its codes are used elsewhere too")
-    first = operators[0]
-    if any(not _same(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
-        raise LeftError("several operators read its codes in different ways")
-    scales = _constant(model, first.input(1), "scales")
-    dtype = scales.type.dtype
-    if dtype not in FLOATING or _stated(first, _DEQUANTIZE_DEFAULTS)["output_dtype"] not in (0, scales.type.code):
-        raise LeftError(f"its scales are of {dtype}, or its values of another type than these")
-    dims = _scale_dims(constant.dims, scales.dims, first)
-    name = first.outputs[0] if first.outputs else ""
-    if not name or name in model.constants or name in taken:
-        raise LeftError("its values have no name of their own")
-    zero = _constant(model, first.input(2), "zero points") if first.input(2) else None
-    if zero is not None and (zero.type is not constant.type or prod(zero.dims) != prod(scales.dims)):
+def dequantized_values(
+    codes: Constant, scales: Constant, zero: Constant | None, grid: tuple[int, int], output_dtype: int
+) -> DequantizedValues:
+    """Return the values that ``DequantizeLinear`` computes of constants.
+
+    Parameters
+    ----------
+    codes, scales, zero : Constant
+    grid : (int, int)
+        The operator's ``axis`` and ``block_size``.
+    output_dtype : int
+        The operator's, 0 for the type of the scales.
+
+    Raises ``LeftError`` where the operator does not take such constants, or Ingot does not know their types.
+    """
+    shape, (axis, block) = codes.dims, grid
+    has_codes = (codes.type.integer and codes.type.bits <= 32) or codes.type.dtype in _FP8
+    if not has_codes or scales.type.dtype not in FLOATING:
+        raise LeftError(f"its codes are of {codes.type.name}, its scales of {scales.type.name}")
+    type = BY_CODE.get(output_dtype, scales.type) if output_dtype else scales.type
+    if type.dtype not in FLOATING or (output_dtype and output_dtype not in BY_CODE):
+        raise LeftError(f"its values are of element type {output_dtype}")
+    if zero is not None and (zero.type is not codes.type or prod(zero.dims) != prod(scales.dims)):
         raise LeftError("its zero points do not fit its scales")
-    slots, layout = _coded(constant, scales, zero, dims)
-    matmuls = tuple(matrix_uses(model, name)) if len(constant.dims) == 2 and len(operators) == 1 else ()
-    called = _called(model, name, constant.dims)
-    return Site(name, constant.dims, dtype, layout, slots, tuple(operators), matmuls, called)
+    if zero is not None and not codes.type.integer and (zero.nbytes > _LARGEST_POINTS or any(_raw_bytes(zero))):
+        raise LeftError("its zero points are not all 0")
+    if zero is not None and not codes.type.integer:
+        zero = None
+    if prod(scales.dims) == 1 and len(scales.dims) <= 1 and not block:
+        return DequantizedValues(codes, scales, zero, type)
+    axis += len(shape) if axis < 0 else 0
+    if not 0 <= axis < len(shape) or block < 0:
+        raise LeftError(f"it has no dimension {axis} with blocks of {block}")
+    expected = (shape[axis],) if not block else (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
+    if scales.dims != expected or (zero is not None and zero.dims != expected):
+        raise LeftError(f"its scales are {list(scales.dims)}, for {list(shape)}")
+    return DequantizedValues(codes, scales, zero, type, axis, block)
 
 
 def _coded(constant: Constant, scales: Constant, zero: Constant | None, dims: Shape) -> tuple[dict[str, Slot], Layout]:
@@ -232,40 +497,6 @@ def _scale_dims(shape: Shape, scales: Shape, operator: Operator) -> Shape:
     return (*(1,) * axis, shape[axis], *(1,) * (rank - axis - 1))
 
 
-def _packed(model: Model, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-    """Return the tensor of codes that ``MatMulNBits`` multiplies with; raises ``LeftError``."""
-    operators = [use for use, at in uses if use.key == NBITS and at == 1]
-    if not operators:
-        return None
-    first = operators[0]
-    if len(operators) != len(uses) or constant.name in model.fixed:
-        raise LeftError("its codes are used elsewhere too")
-    if any(not _same(first, other, _NBITS_DEFAULTS, 2) for other in operators):
-        raise LeftError("several operators read its codes in different ways")
-    cols, rows, bits, block = _stated(first, _NBITS_DEFAULTS).values()
-    if bits not in BITS or block < 16 or block & (block - 1) or cols < 1 or rows < 1:
-        raise LeftError(f"it has {bits} bits in blocks of {block}")
-    if any(first.input(index) for index in (4, 6)):
-        raise LeftError("its columns have an order of their own, or its scales have scales")
-    scales = _constant(model, first.input(2), "scales")
-    dtype, groups = scales.type.dtype, -(-cols // block)
-    width = groups * block * bits // 8
-    if constant.type.dtype != "u8" or constant.nbytes != rows * width:
-        raise LeftError(f"it has not the {rows * width} bytes of {rows} rows of {groups} blocks")
-    if dtype not in FLOATING or scales.count != rows * groups:
-        raise LeftError(f"it has not a scale for each of {groups} blocks of {rows} rows")
-    zero = _constant(model, first.input(3), "zero points") if first.input(3) else None
-    own = -(-cols * bits // 8)
-    padding = None if own == width else Padded(rows, own, width)
-    slots = {CODES: Slot(constant, "u8", conversion=padding), SCALES: Slot(scales, dtype)}
-    if zero is not None:
-        slots[ZEROS] = _point_slot(zero, rows, groups, bits, dtype)
-    kind: Zero = OnePoint(1 << (bits - 1)) if zero is None else POINTS
-    layout = AffineLayout(bits, Group(block), ROWS_LSB, False, kind, dtype, dtype)
-    called = _called(model, constant.name, (rows, cols))
-    return Site(constant.name, (rows, cols), dtype, layout, slots, tuple(operators), (), called)
-
-
 def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -> Slot:
     if zero.type.dtype == "u8":
         points = Points(rows, groups, bits, False, dtype)
@@ -274,12 +505,6 @@ def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -
     elif zero.type.dtype == dtype and zero.count == rows * groups:
         return Slot(zero, dtype)
     raise LeftError(f"it has not a zero point for each of {groups} blocks of {rows} rows")
-
-
-def _constant(model: Model, name: str, what: str) -> Constant:
-    if name not in model.constants or name in model.fixed:
-        raise LeftError(f"its {what} are no constants")
-    return model.constants[name]
 
 
 def _stated(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ingot.core.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import CodecError
 from ingot.formats.numbers import packed_rows, unpacked_rows
 from ingot.formats.onnx.tensors import Constant
+from ingot.formats.onnx.types import OnnxType
 
 
 class Conversion(Protocol):
@@ -112,6 +114,109 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Positions of stored elements: i64 in a constant, u64 in a part, there by dimension.
+
+    ``linear`` tells that the constant has one number for each, the position in row-major order.
+    """
+
+    dims: tuple[int, ...]
+    count: int
+    linear: bool
+
+    @property
+    def part_bytes(self) -> int:
+        return 8 * self.count * len(self.dims)
+
+    @property
+    def stored_bytes(self) -> int:
+        return 8 * self.count * (1 if self.linear else len(self.dims))
+
+    def to_part(self, data: bytes) -> bytes:
+        stored = np.frombuffer(data, "<i8")
+        if not self.linear:
+            return np.ascontiguousarray(stored.reshape(self.count, len(self.dims)).T).tobytes()
+        axes = np.empty((len(self.dims), self.count), "<i8")
+        positions = stored
+        for axis in range(len(self.dims) - 1, 0, -1):
+            positions, axes[axis] = np.divmod(positions, max(self.dims[axis], 1))
+        axes[0] = positions
+        return axes.tobytes()
+
+    def to_stored(self, data: bytes, where: str) -> bytes:
+        axes = np.frombuffer(data, "<i8").reshape(len(self.dims), self.count)
+        if not self.linear:
+            return np.ascontiguousarray(axes.T).tobytes()
+        positions = np.zeros(self.count, "<i8")
+        for axis, size in zip(axes, self.dims, strict=True):
+            positions = positions * size + axis
+        return positions.astype("<i8").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizedValues:
+    """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
+
+    ``axis`` is the dimension of the scales, None if all elements share one; ``block`` is the number of elements along
+    it that share a scale where scales have the rank of the codes, else 0. ``factor`` is a scale that is multiplied with
+    the others.
+    """
+
+    codes: Constant
+    scales: Constant
+    zero: Constant | None
+    type: OnnxType
+    axis: int | None = None
+    block: int = 0
+    factor: Constant | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.type.nbytes(self.codes.count)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the constants that they are computed from."""
+        constants = (self.codes, self.scales, self.zero, self.factor)
+        return sum(constant.nbytes for constant in constants if constant is not None)
+
+    @property
+    def making(self) -> int:
+        """Bytes of memory that computing takes, at most."""
+        return 24 * self.codes.count + 2 * self.stored
+
+    def compute(self, read: Callable[[Constant], bytes]) -> bytes:
+        """Return the values; ``read`` returns the stored bytes of a constant."""
+        result = _floats(self.codes, read)
+        if self.zero is not None:
+            result = result - self._spread(_floats(self.zero, read))
+        with np.errstate(all="ignore"):
+            scales = _floats(self.scales, read)
+            if self.factor is not None:
+                scales = scales * _floats(self.factor, read).reshape(())
+            result = result * self._spread(scales)
+            return bytes(file_bytes(result.astype(numpy_dtype(self.type.dtype))))
+
+    def _spread(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if self.axis is None:
+            return values.reshape(())
+        if self.block:
+            return np.repeat(values, self.block, self.axis)[tuple(slice(size) for size in self.codes.dims)]
+        return values.reshape([-1 if axis == self.axis else 1 for axis in range(len(self.codes.dims))])
+
+
+def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray[Any, Any]:
+    """Return a constant's numbers as f32."""
+    data, type = read(constant), constant.type
+    if type.integer and type.bits < 8:
+        values = unpacked_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
+    else:
+        values = from_file(np.frombuffer(data, np.uint8), type.dtype).astype(np.float32)
+    return values.reshape(constant.dims)
+
+
+@dataclass(frozen=True, slots=True)
 class Same:
     """One zero point for all: rows of ``each`` integers of ``bits``, every row beginning at a byte."""
 
@@ -127,14 +232,20 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The constant behind one part: of storage type ``dtype``, ``logical`` where that says more; converted or not."""
+    """The constant behind one part: of storage type ``dtype``, ``logical`` where that says more; converted or not.
+
+    ``values`` are the numbers of a part that the model computes from the constant.
+    """
 
     constant: Constant
     dtype: str
     logical: str = ""
     conversion: Conversion | None = None
+    values: DequantizedValues | None = None
 
     @property
     def length(self) -> int:
         """Bytes of the part."""
+        if self.values is not None:
+            return self.values.nbytes
         return self.constant.nbytes if self.conversion is None else self.conversion.part_bytes

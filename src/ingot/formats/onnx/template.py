@@ -50,9 +50,9 @@ class Template(Mapping[str, Part]):
         data: Bytes = self.source.view(0, self.source.size) if self.source.mapped else Skimmed(self.source)
         self.model = parse_model(data, self.source.name)
         found = find_sites(self.model)
-        self.sites, self.notes = found.sites, found.notes
+        self.sites, self.unread = found.sites, found.unread
         self.externals: dict[str, ByteSource] = {}
-        for constant in self.model.constants.values():
+        for constant in self.model.constants:
             self._locate(store, constant)
 
     def _take(self, store: Store, name: str) -> ByteSource:
@@ -111,7 +111,7 @@ class Template(Mapping[str, Part]):
     @property
     def headers(self) -> dict[str, bytes]:
         """The bytes of the model beside the numbers of its constants; nothing of other files."""
-        ranges = sorted(constant.raw for constant in self.model.constants.values() if constant.raw is not None)
+        ranges = sorted(constant.raw for constant in self.model.constants if constant.raw is not None)
         data, pieces, position = self.model.root.data, [], 0
         for start, end in ranges:
             pieces.append(bytes(data[position:start]))

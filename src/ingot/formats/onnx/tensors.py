@@ -48,10 +48,10 @@ class External:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A TensorProto: an initializer, or the value of an operator ``Constant``.
+    """Numbers of a model: a TensorProto, or an attribute that holds numbers.
 
-    ``message`` is the TensorProto; ``raw`` is where its bytes lie in the model's file, ``external`` in another;
-    neither where its numbers are encoded one by one.
+    ``message`` is the TensorProto or AttributeProto; ``raw`` is where its bytes lie in the model's file, ``external``
+    in another; neither where its numbers are encoded one by one, in the field ``field``.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Constant:
     message: Node
     raw: Range | None = None
     external: External | None = None
+    field: int = 0
 
     @property
     def count(self) -> int:
@@ -124,6 +125,45 @@ def read_constant(message: Node, name: str | None = None) -> Constant | None:
     return _typed(constant, fields[type.field], len(typed))
 
 
+def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: bool) -> Constant:
+    """Read the numbers of an attribute, which are floats or whole numbers of 64 bits.
+
+    Parameters
+    ----------
+    message : Node
+        The AttributeProto.
+    name : str
+    type : OnnxType
+    field : int
+        The field that holds them.
+    scalar : bool
+        Whether they are one number without dimensions.
+
+    Raises ``FormatError``: ``onnx.wire``, ``onnx.data-size``.
+    """
+    fields = message.known((), (field,))[field]
+    constant = Constant(name, type, (), message, field=field)
+    count = _count(message, fields, type, field)
+    if scalar:
+        _require_size(count, 1, f"{message.where}: {name[:200]}")
+        return constant
+    packed = type.field in _FIXED and len(fields) == 1 and fields[0].kind == BYTES
+    raw = Range(fields[0].start, fields[0].end) if packed else None
+    return Constant(name, type, (count,), message, raw=raw, field=field)
+
+
+def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int) -> int:
+    """Return how many numbers stand in fields of an attribute."""
+    if type.field not in _FIXED:
+        return sum(
+            1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80)) for field in fields
+        )
+    wire_type, width = _FIXED[type.field]
+    if any(field.kind not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
+        raise message.refuse(f"numbers of {width} bytes in field {field_number}", "others")
+    return sum(field.end - field.start for field in fields) // width
+
+
 def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
     """Return a constant whose numbers stand in the field of their type, after counting them."""
     type, message = constant.type, constant.message
@@ -165,7 +205,8 @@ def typed_bytes(constant: Constant) -> bytes:
     Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that the type has not.
     """
     type, message = constant.type, constant.message
-    fields = message.known((), (type.field,))[type.field]
+    field_number = constant.field or type.field
+    fields = message.known((), (field_number,))[field_number]
     if type.field in _FIXED:
         return b"".join(bytes(message.data[field.start : field.end]) for field in fields)
     values = [

@@ -10,12 +10,13 @@ from ingot.core.wire import Hole, Range, length
 from ingot.errors import IntegrityError, UnsupportedError
 from ingot.formats.base import WriteOptions
 from ingot.formats.onnx.layout import Entry, Layout, TensorPlan
+from ingot.formats.onnx.reader import part_of
 from ingot.formats.onnx.template import Template
 from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Buffer, Sink, Target
-from ingot.model.part import CHUNK
+from ingot.model.part import CHUNK, Part
 from ingot.model.spec import TensorSpec
 
 
@@ -46,6 +47,7 @@ class OnnxWriter:
         self._layout = Layout(self._template, name, artifact.tensors, beside=options.beside)
         self._current: TensorPlan | None = None
         self._held: dict[str, bytearray] = {}
+        self._computed: dict[str, Part] = {}
         self._digests: dict[str, checksums.Hasher] = {}
         self._sinks: dict[str, Sink] = {}
         self._written: dict[tuple[str, int], str] = {}
@@ -58,7 +60,12 @@ class OnnxWriter:
         self._held = {
             entry.role: bytearray()
             for entry in plan.entries
-            if entry.role and (entry.conversion is not None or _stays(entry))
+            if entry.role and not entry.computed and (entry.conversion is not None or _stays(entry))
+        }
+        self._computed = {
+            entry.role: part_of(self._template, plan.planned.site, entry.role)
+            for entry in plan.entries
+            if entry.computed
         }
 
     def write(self, role: str, data: Buffer) -> None:
@@ -69,6 +76,8 @@ class OnnxWriter:
         assert self._current is not None
         if role in self._held:
             self._held[role] += piece
+        elif role in self._computed:
+            self._require_same(role, position, piece)
         elif piece.nbytes:
             self._put(self._current.entry(role), position, piece)
             self._digests[role].update(piece)
@@ -85,7 +94,8 @@ class OnnxWriter:
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that an earlier run wrote with the same specs and options."""
         spec = self._order.expect(record["name"])
-        places = [self._place(entry) for entry in self._layout.plans[spec.name].entries if not _stays(entry)]
+        entries = self._layout.plans[spec.name].entries
+        places = [self._place(entry) for entry in entries if not entry.computed and not _stays(entry)]
         if [(file, offset) for file, offset, *_ in record["blobs"]] != places:
             raise IntegrityError(
                 "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
@@ -130,6 +140,8 @@ class OnnxWriter:
     def _complete(self, name: str, entry: Entry) -> list[Any] | None:
         """Write what an entry still lacks; return its file, offset, length and digest."""
         where = f"{name}: {entry.role or entry.name}"
+        if entry.computed:
+            return None
         if entry.role and entry.role not in self._held:
             return [*self._place(entry), entry.nbytes, self._digests[entry.role].text()]
         data = self._stored(entry, where)
@@ -159,6 +171,19 @@ class OnnxWriter:
             if entry.conversion.to_part(own) == held:
                 return own
         return entry.conversion.to_stored(held, where)
+
+    def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
+        """Refuse other numbers than those that the model computes from constants which it keeps."""
+        part = self._computed[role]
+        expected = bytearray(chunk.nbytes)
+        part.readinto(start, memoryview(expected))
+        if expected != chunk:
+            raise UnsupportedError(
+                "the model computes these numbers from constants that it keeps, and the tensor has other ones; "
+                "expected the model's own: write into a model whose constant is stored plainly",
+                rule="onnx.unsupported",
+                where=part.where,
+            )
 
     def _put(self, entry: Entry, start: int, piece: memoryview) -> None:
         if piece.nbytes:

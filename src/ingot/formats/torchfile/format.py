@@ -24,6 +24,7 @@ MAX_INDEX = 100_000_000
 _USUAL = ("pytorch_model.bin", f"pytorch_model{INDEX_SUFFIX}", *(f"model{suffix}" for suffix in TORCH_SUFFIXES))
 # What trainers put beside the weights.
 _OTHERS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
+_UNREAD = "it lies outside of the state dict, or deeper in it"
 _WHY = "torch's own files are only read: safetensors holds the same and runs nothing"
 
 
@@ -91,6 +92,9 @@ class TorchFormat:
             headers={**headers, **{file.name: file.header for file in files}},
             sources=tuple(file.source for file in files),
             remarks=[("torchfile.left-out", file.note) for file in files if file.note],
+            unread={
+                path if len(files) == 1 else f"{file.name}: {path}": _UNREAD for file in files for path in file.unread
+            },
         )
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,6 +29,14 @@ _SAFE = (2, 6)
 _STORED = 0
 
 
+class Contents(NamedTuple):
+    """The contents of a file: tensors by name, paths of tensors that are left out, and a remark on all that is."""
+
+    tensors: dict[str, Any]
+    unread: list[str]
+    note: str
+
+
 class File(NamedTuple):
     """One opened file: its tensors as torch has them, and what of it is left out."""
 
@@ -36,6 +44,7 @@ class File(NamedTuple):
     source: ByteSource
     header: bytes
     tensors: Mapping[str, Any]
+    unread: Sequence[str]
     note: str
 
 
@@ -63,13 +72,13 @@ def open_file(store: Store, name: str) -> File:
         if legacy:
             require_ram(source.size, "a file of torch before 1.6, which cannot be mapped", "convert it elsewhere")
         content = _loaded(torch, fspath(path), name, mapped=not legacy)
-        tensors, note = _state(torch, content, name)
-        for key, value in tensors.items():
+        contents = _state(torch, content, name)
+        for key, value in contents.tensors.items():
             _require_dense(torch, key, value, name)
     except BaseException:
         source.close()
         raise
-    return File(name, source, header, tensors, note)
+    return File(name, source, header, *contents)
 
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
@@ -183,7 +192,7 @@ def _pickle_of(source: ByteSource, name: str) -> bytes:
             return archive.read(found)
     except IngotError:
         raise
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise FormatError(
             "torchfile.zip", f"expected a zip archive as torch.save has it: {error}", where=name
         ) from error
@@ -217,8 +226,8 @@ def _line(error: BaseException) -> str:
     return text if len(text) <= 240 else f"{text[:237]}..."
 
 
-def _state(torch: Any, content: Any, name: str) -> tuple[dict[str, Any], str]:
-    """Return the tensors by name, and what else the file holds, which no checkpoint has a place for."""
+def _state(torch: Any, content: Any, name: str) -> Contents:
+    """Return the tensors of the one state dict, and what else the file holds."""
     if isinstance(content, Mapping):
         held = [key for key in _HOLDERS if _tensors(torch, content.get(key))]
         own = _tensors(torch, content)
@@ -229,10 +238,15 @@ def _state(torch: Any, content: Any, name: str) -> tuple[dict[str, Any], str]:
         if own or len(held) == 1:
             values = content if own else content[held[0]]
             found = _tensors(torch, values)
-            left = [str(key)[:40] for key in values if key not in found]
-            left += [] if own else [str(key)[:40] for key in content if key != held[0]]
-            told = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")
-            return found, f"{name} holds beside its weights what is left out: {told}" if left else ""
+            inner = {key: value for key, value in values.items() if key not in found}
+            others = {} if own else {key: value for key, value in content.items() if key != held[0]}
+            unread = [*_paths(torch, inner, "" if own else held[0]), *_paths(torch, others, "")]
+            keys = [str(key)[:40] for key in (*inner, *others)]
+            listed = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
+            listed += f"; {len(unread)} tensors are among it" if unread else ""
+            return Contents(
+                found, unread, f"{name} holds beside its weights what is left out: {listed}" if keys else ""
+            )
     raise UnsupportedError(
         f"expected a state dict (names to tensors), or one under {', '.join(_HOLDERS)}, found "
         f"{type(content).__name__} of other things",
@@ -246,6 +260,23 @@ def _tensors(torch: Any, content: Any) -> dict[str, Any]:
         return {}
     named = ((key, value) for key, value in content.items() if isinstance(key, str))
     return {key: value.detach() for key, value in named if isinstance(value, torch.Tensor)}
+
+
+def _paths(torch: Any, content: Any, path: str) -> list[str]:
+    """Return the paths of all tensors, arrays and storages in nested containers."""
+    stored = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
+    paths: list[str] = []
+    waiting, seen = [(path, content)], set[int]()
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, stored) or (hasattr(value, "dtype") and hasattr(value, "shape")):
+            paths.append(path)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset) and id(value) not in seen:
+            seen.add(id(value))  # a pickle may hold a container within itself
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            inner = [(f"{path}.{key!s:.80}" if path else f"{key!s:.80}", item) for key, item in items]
+            waiting += reversed(inner)
+    return paths
 
 
 def _require_dense(torch: Any, key: str, value: Any, name: str) -> None:

@@ -94,7 +94,7 @@ def with_program(checkpoint: Checkpoint, wanted: Wanted) -> Checkpoint:
         template = layer_template(wanted)
     else:
         template = llama_template(wanted.config, wanted.context, wanted.opset)
-    names = dict.fromkeys(site.name for site in template.sites)
+    names = dict.fromkeys(site.name for site in template.sites if not site.inline)
     view = derived(checkpoint, Lazy(names, checkpoint.__getitem__), with_program, wanted, asdict(wanted))
     view.attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
     view.companions = {}

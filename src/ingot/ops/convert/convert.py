@@ -61,7 +61,7 @@ from ingot.ops.convert.views import viewed
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import is_elsewhere
-from ingot.ops.remarks import remarks
+from ingot.ops.remarks import UNREAD, remarks
 from ingot.ops.views.rounded import Rounding
 from ingot.recipes.load import load_recipe
 from ingot.recipes.patterns import Patterns
@@ -232,7 +232,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
-        shown = [message for _, message in remarks(source)]
+        shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
         told = [*account.notes(), *shown, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]

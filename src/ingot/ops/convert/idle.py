@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.formats.base import Format, KeepsConstants
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.tensor import Array
@@ -36,6 +39,26 @@ def without_effect(
             "ggml's blocks, and it does that to none of these matrices"
         )
     return notes
+
+
+def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> list[str]:
+    """Return a line for each reason why a program keeps tensors that a recipe would change."""
+    if not isinstance(format, KeepsConstants):
+        return []
+    reasons: dict[str, list[str]] = {}
+    for name, decision in decisions.items():
+        choice, reason = decision.choice, format.why_kept(name)
+        plain = isinstance(choice, Choice) and choice.codec == DenseLayout.codec and not choice.options
+        dense = plain and source[name].codec == DenseLayout.codec  # it is stored so already
+        if choice is not None and reason is not None and not dense:
+            reasons.setdefault(reason, []).append(name)
+    lines = []
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        count = "1 tensor stays as it is" if len(names) == 1 else f"{len(names)} tensors stay as they are"
+        listed = ", ".join(name[:200] for name in names[:_NAMED])
+        lines.append(f"{count}, whatever the recipe says ({reason}): {listed}{more}")
+    return lines
 
 
 def require_effect(warnings: Sequence[str]) -> None:

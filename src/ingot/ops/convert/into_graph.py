@@ -122,12 +122,13 @@ class _Matched:
     def _named(self) -> Iterator[Pair]:
         places: dict[str, set[str]] = {}
         for place in self._graph:
-            for key in (*self._keys(place), self._graph.called.get(place, place)):
+            local = self._format.local_name(place)
+            for key in (*self._keys(place), *self._keys(local), self._graph.called.get(place, place)):
                 places.setdefault(key, set()).add(place)
         taken: dict[str, str] = {}
         for name in self._checkpoint:
             keys = (*self._keys(name), self._checkpoint.called.get(name, name))
-            found = next((places[key] for key in keys if key in places), set())
+            found = {name} if name in self._graph else next((places[key] for key in keys if key in places), set())
             if len(found) != 1:
                 self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
                 continue

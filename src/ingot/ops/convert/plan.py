@@ -25,6 +25,7 @@ from ingot.formats.base import (
     Fitting,
     Format,
     FullSize,
+    KeepsConstants,
     PacksFolder,
     WriteOptions,
 )
@@ -35,7 +36,7 @@ from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, full_size
-from ingot.ops.convert.idle import without_effect
+from ingot.ops.convert.idle import constants_that_stay, without_effect
 from ingot.ops.convert.keep import KEEP, as_stored, keep, located
 from ingot.ops.convert.measure import Candidate, pick
 from ingot.ops.convert.packed_layers import settle
@@ -115,7 +116,10 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             measured=request.measured,
             attachments=source.attachments,
             recipe=request.recipe.name if request.recipe else "keep",
-            warnings=without_effect(request.recipe, decisions, source.importance),
+            warnings=[
+                *without_effect(request.recipe, decisions, source.importance),
+                *constants_that_stay(source, format, decisions),
+            ],
             notes=notes,
         )
         _ = plan.size  # refuses what the format cannot carry together
@@ -216,6 +220,9 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
     rule, choice = decision.rule_label, decision.choice
     if choice is not None and _is_exempt(tensor, format):
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
+    reason = format.why_kept(tensor.name) if choice is not None and isinstance(format, KeepsConstants) else None
+    if reason is not None:
+        return keep(tensor, format, f"{rule} (kept: {reason})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
     if choice is not None and choice.quantizer is not None:

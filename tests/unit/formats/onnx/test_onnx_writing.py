@@ -48,7 +48,7 @@ def saved(folder: Path, graph: Graph, name: str = "m.onnx") -> Path:
 
 def operators(path: Path) -> list[str]:
     data = path.read_bytes()
-    return [operator.type for operator in parse_model(data, "m").operators]
+    return [operator.type for operator in parse_model(data, "m").main.operators]
 
 
 def beside(folder: Path) -> Path:
@@ -124,12 +124,12 @@ def test_nothing_but_the_operator_and_its_constants_changes(tmp_path: Path) -> N
     ingot.convert(tmp_path / "a.onnx", tmp_path / "b.onnx", recipe="decompress")
     before, after = source.read_bytes(), (tmp_path / "b.onnx").read_bytes()
     own, made = (parse_model(data, "m") for data in (before, after))
-    for old, new in zip(own.operators, made.operators, strict=True):
+    for old, new in zip(own.main.operators, made.main.operators, strict=True):
         assert (old.type, old.name, old.inputs, old.outputs) == (new.type, new.name, new.inputs, new.outputs)
         if old.inputs[1] != UP:
             assert old.message.payload() == new.message.payload()
-    for name in set(own.constants) - {UP}:
-        assert own.constants[name].message.payload() == made.constants[name].message.payload()
+    for name in set(own.main.constants) - {UP}:
+        assert own.main.constants[name].message.payload() == made.main.constants[name].message.payload()
     assert dict(own.opsets) | {"com.microsoft": 1} == made.opsets
 
 
@@ -171,7 +171,7 @@ def test_other_constants_get_dequantizelinear_in_front(
 ) -> None:
     source = saved(tmp_path, sample())
     report = ingot.convert(source, tmp_path / "o.onnx", recipe=affine(name, **options))
-    made = parse_model((tmp_path / "o.onnx").read_bytes(), "m").operators[0]
+    made = parse_model((tmp_path / "o.onnx").read_bytes(), "m").main.operators[0]
     assert (made.type, made.outputs) == ("DequantizeLinear", (name,))
     assert {key: made.integer(key, -9 if key == "axis" else 0) for key in attributes} == attributes
     assert [tensor.name for tensor in report.tensors if tensor.action == "encoded"] == [name]
@@ -391,7 +391,7 @@ def test_a_name_that_is_taken_is_not_taken_again(tmp_path: Path) -> None:
     graph.node("MatMulNBits", ["x", "w_Q4", "w_scales", "", "", "bias"], ["y"], attributes, MICROSOFT)
     graph.node("Identity", ["x"], ["y_product"])
     ingot.convert(saved(tmp_path, graph), tmp_path / "out.onnx", Recipe("test", (Rule(Choice("dense", {})),)))
-    found = parse_model((tmp_path / "out.onnx").read_bytes(), "m").operators
+    found = parse_model((tmp_path / "out.onnx").read_bytes(), "m").main.operators
     assert sorted(operator.type for operator in found) == ["Add", "Identity", "MatMul"]
     assert len({name for operator in found for name in operator.outputs}) == 3
 

@@ -47,7 +47,7 @@ def require_refused(folder: Path, graph: Graph, name: str) -> None:
 
 
 def operators(path: Path) -> list[str]:
-    return [operator.type for operator in parse_model(path.read_bytes(), "m").operators]
+    return [operator.type for operator in parse_model(path.read_bytes(), "m").main.operators]
 
 
 def packed(folder: Path, recipe: Recipe, held: Mapping[str, Array], format: str = "zt") -> Path:

@@ -1,0 +1,408 @@
+"""Constants that a program computes from other constants: their type and shape, and their values.
+
+The values are those that coremltools' ``decompress_weights`` computes, bit for bit. An expression is built and checked
+when a package is opened; its numbers are read and computed when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from ingot.core.checked import element_count
+from ingot.errors import FormatError
+from ingot.formats.coreml.graph import Graph, Weights, check_output, expect
+from ingot.formats.coreml.mil import Operation
+from ingot.formats.coreml.site import LeftError, Shape, to_numbers
+from ingot.formats.coreml.types import BY_NAME, MilType
+from ingot.formats.coreml.values import Value
+from ingot.model.tensor import Array
+
+MAX_DEPTH = 8
+"""Operations that may feed one another in one constant."""
+_COMPUTED = ("fp16", "fp32")
+_CODES = (*_COMPUTED, "int4", "uint4", "int8", "uint8")
+_INDICES = ("uint1", "uint2", "uint3", "uint4", "uint6", "uint8")
+_BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
+_ALL_BITS = {1, 2, 4, 6, 8}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """Numbers of a program: a stored value, or the output of an operation on other expressions.
+
+    Parameters
+    ----------
+    type, dims : MilType, tuple of int
+        Element type and shape.
+    value : Value or None
+        The stored value; None for a computed one.
+    operands : mapping of str to Expression
+        The inputs of the operation by their keys.
+    compute : callable or None
+        Returns the values for the values of ``operands``.
+    where : str
+        For messages.
+    level : int
+        How many operations lie between the stored values and this one.
+    """
+
+    type: MilType
+    dims: Shape
+    value: Value | None = None
+    operands: Mapping[str, Expression] = field(default_factory=dict)
+    compute: Callable[[Mapping[str, Array]], Array] | None = None
+    where: str = ""
+    level: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the stored values that this one is computed from."""
+        return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that computing takes, at most."""
+        return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
+
+    def _parts(self) -> Iterable[Expression]:
+        """Return this expression and all that it is computed from, each once."""
+        parts: dict[int, Expression] = {}
+        waiting = [self]
+        while waiting:
+            item = waiting.pop()
+            if id(item) not in parts:
+                parts[id(item)] = item
+                waiting += item.operands.values()
+        return parts.values()
+
+    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
+        """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
+
+        Raises ``FormatError`` ``coreml.operation`` where the stored numbers contradict each other.
+        """
+        done = {} if done is None else done
+        if id(self) in done:
+            return done[id(self)]
+        if self.compute is None:
+            assert self.value is not None
+            result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
+            result = result.reshape(self.dims)
+        else:
+            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
+            with np.errstate(all="ignore"):
+                result = self.compute(operands)
+        if result.shape != self.dims:
+            raise FormatError(
+                "coreml.operation",
+                f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
+                where=self.where,
+            )
+        done[id(self)] = result
+        return result
+
+
+def _array_dtype(type: MilType) -> str:
+    return type.dtype or ("i8" if type.signed else "u8")
+
+
+def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int = 0) -> Expression:
+    """Return an output of an operation as an expression; checks types and shapes, reads no weights.
+
+    Raises ``FormatError`` ``coreml.operation``, ``coreml.reference``; ``LeftError`` where the operation, or what feeds
+    it, is not known.
+    """
+    outputs = graph.expressions.get(id(operation))
+    if outputs is None:
+        outputs = graph.expressions[id(operation)] = _built(graph, operation, depth)
+    if isinstance(outputs, LeftError):
+        raise LeftError(str(outputs))
+    if not 0 <= index < len(outputs):
+        raise LeftError(f"{operation.type} has no output {index}")
+    return outputs[index]
+
+
+def _built(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, ...] | LeftError:
+    """Return the outputs of an operation, or why there are none."""
+    build = _BUILDERS.get(operation.type)
+    if build is None:
+        return LeftError(f"Ingot does not know how {operation.type} computes its values")
+    if depth >= MAX_DEPTH:
+        return LeftError(f"more than {MAX_DEPTH} operations feed one another")
+    try:
+        outputs = build(_Params(graph, operation, depth))
+    except LeftError as reason:
+        return reason
+    for index, item in enumerate(outputs):
+        element_count(item.dims, "coreml.value", operation.where)
+        check_output(operation, index, item.type, item.dims)
+    if max(item.level for item in outputs) > MAX_DEPTH:
+        return LeftError(f"more than {MAX_DEPTH} operations feed one another")
+    return outputs
+
+
+class _Params:
+    """The parameters of one operation as expressions."""
+
+    def __init__(self, graph: Graph, operation: Operation, depth: int) -> None:
+        self._graph, self.operation, self._depth = graph, operation, depth
+        self.where = operation.where
+        self.ios16 = "shape" in operation.attributes
+
+    def get(self, key: str, types: tuple[str, ...]) -> Expression:
+        """Return a parameter; raises as ``expression_of``, ``FormatError`` ``coreml.operation`` if it is missing."""
+        param = self._graph.param(self.operation, key)
+        if isinstance(param, tuple):
+            result = expression_of(self._graph, *param, self._depth + 1)
+        else:
+            value = self._graph.value(self.operation, key)
+            type, dims = value.shaped()
+            result = Expression(type, dims, value)
+        if result.type.name not in types:
+            raise LeftError(f"{key} of {result.type.name}")
+        return result
+
+    def has(self, key: str) -> bool:
+        return self._graph.param(self.operation, key) is not None
+
+    def integer(self, key: str) -> int | None:
+        return self._graph.integer(self.operation, key)
+
+    def require(self, met: bool, expected: str, found: object) -> None:
+        expect(self.operation, met, expected, found)
+
+    def shape(self) -> Shape:
+        """Return the shape that an operation of iOS 16 declares."""
+        return self._graph.declared_shape(self.operation)
+
+    def make(
+        self, type: MilType, dims: Shape, operands: Mapping[str, Expression], compute: Callable[..., Array]
+    ) -> Expression:
+        """Return an expression that calls ``compute`` with the operands as keywords."""
+        level = 1 + max(operand.level for operand in operands.values())
+        return Expression(type, dims, None, operands, lambda values: compute(**values), self.where, level)
+
+
+def _cast(params: _Params) -> tuple[Expression, ...]:
+    source = params.get("source_val", ("fp16",))
+    declared = params.operation.outputs[0].code if params.operation.outputs else 0
+    type = BY_NAME["fp32"]
+    params.require(declared == type.code, "an output of fp32", f"type {declared}")
+    return (params.make(type, source.dims, {"source": source}, lambda source: source.astype(np.float32)),)
+
+
+def _affine(params: _Params) -> tuple[Expression, ...]:
+    data, scale = params.get("quantized_data", ("int8", "uint8")), params.get("scale", _COMPUTED)
+    rank, axis = len(data.dims), params.integer("axis") or 0
+    params.require(-rank <= axis < max(rank, 1), f"an axis of {rank} dimensions", axis)
+    operands = {"data": data, "scale": scale}
+    if params.has("zero_point"):
+        operands["zero"] = params.get("zero_point", ("int8", "uint8", *_COMPUTED))
+    for key in ("scale", "zero"):
+        dims = operands[key].dims if key in operands else ()
+        params.require(not dims or dims == (data.dims[axis],), f"a {key} per index of dimension {axis}", list(dims))
+    along = [1] * rank
+    if rank:
+        along[axis] = -1
+
+    def compute(data: Array, scale: Array, zero: Array | None = None) -> Array:
+        result = data.astype(np.float32)
+        if zero is not None:
+            result -= zero.astype(np.float32).reshape(along if zero.ndim else ())
+        values: Array = (result * scale.reshape(along if scale.ndim else ())).astype(scale.dtype)
+        return values
+
+    return (params.make(scale.type, data.dims, operands, compute),)
+
+
+def _shift_scale(params: _Params, dims: Shape) -> dict[str, Expression]:
+    """Return scale and offset for data of ``dims``."""
+    operands = {"scale": params.get("scale", _COMPUTED)}
+    if params.has("offset"):
+        operands["offset"] = params.get("offset", _CODES)
+    for key, operand in operands.items():
+        fits = len(operand.dims) == len(dims) and all(
+            blocks > 0 and size % blocks == 0 for size, blocks in zip(dims, operand.dims, strict=False)
+        )
+        params.require(fits, f"{key} whose sizes divide those of {list(dims)}", list(operand.dims))
+    if "offset" in operands and operands["offset"].dims != operands["scale"].dims:
+        raise LeftError("scales and zero points of different shapes")
+    return operands
+
+
+def shifted_and_scaled(data: Array, scale: Array, offset: Array | None = None) -> Array:
+    """Return ``scale * (data - offset)`` in the type of the scales, every scale repeated over its block."""
+    result = data.astype(scale.dtype)
+    if offset is not None:
+        result = result - _repeated(offset, data.shape)
+    values: Array = (_repeated(scale, data.shape) * result).astype(scale.dtype)
+    return values
+
+
+def _repeated(values: Array, shape: Shape) -> Array:
+    for axis, size in enumerate(shape):
+        if values.shape[axis] not in (0, size):
+            values = np.repeat(values, size // values.shape[axis], axis)
+    return values
+
+
+def _blockwise(params: _Params) -> tuple[Expression, ...]:
+    data = params.get("data", _CODES)
+    operands = _shift_scale(params, data.dims)
+    return (params.make(operands["scale"].type, data.dims, {"data": data, **operands}, shifted_and_scaled),)
+
+
+def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expression, int, int]:
+    """Return the palettes for indices of ``dims``, the length of their entries, and the axis along which these lie."""
+    params.require(type.name in _INDICES, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
+    lut = params.get(key, _CODES)
+    groups, entries = lut.dims[:-2], lut.dims[-2:]
+    fits = len(groups) == len(dims) and all(g > 0 and n % g == 0 for n, g in zip(dims, groups, strict=True))
+    params.require(fits, f"palettes per group of indices {list(dims)}", list(lut.dims))
+    params.require(
+        len(entries) == 2 and entries[0] == 1 << type.bits and entries[1] > 0, "2**bits entries", list(lut.dims)
+    )
+    axis = params.integer("vector_axis") if entries[1] > 1 else 0
+    params.require(axis is not None and (not dims or -len(dims) <= axis < len(dims)), "a vector axis", axis)
+    params.require(entries[1] == 1 or bool(dims), "indices with a dimension for vectors", list(dims))
+    return lut, entries[1], (axis or 0) % max(len(dims), 1)
+
+
+def looked_up(indices: Array, lut: Array, axis: int) -> Array:
+    """Return the entries of the palettes at ``indices``; the numbers of an entry follow one another along ``axis``."""
+    positions = np.ogrid[tuple(slice(size) for size in indices.shape)]
+    groups = [
+        position // max(1, size // count)
+        for position, size, count in zip(positions, indices.shape, lut.shape, strict=False)
+    ]
+    entries: Array = lut[(*groups, indices)]
+    if not indices.ndim:
+        return entries.reshape(())
+    moved = np.moveaxis(entries, -1, axis + 1)
+    shape = list(indices.shape)
+    shape[axis] *= lut.shape[-1]
+    return np.ascontiguousarray(moved).reshape(shape)
+
+
+def _longer(dims: Shape, axis: int, vector: int) -> Shape:
+    return tuple(size * vector if at == axis else size for at, size in enumerate(dims))
+
+
+def _lut(params: _Params) -> tuple[Expression, ...]:
+    if params.ios16:
+        return _lut_ios16(params)
+    indices = params.get("indices", _INDICES)
+    lut, vector, axis = _lookup(params, "lut", indices.dims, indices.type)
+    operands = {"indices": indices, "lut": lut}
+    return (
+        params.make(
+            lut.type,
+            _longer(indices.dims, axis, vector),
+            operands,
+            lambda indices, lut: looked_up(indices, lut, axis),
+        ),
+    )
+
+
+def _lut_ios16(params: _Params) -> tuple[Expression, ...]:
+    indices, lut, shape = params.get("indices", ("uint8",)), params.get("lut", _CODES), params.shape()
+    count, bits = prod(shape), prod(lut.dims).bit_length() - 1
+    params.require(
+        len(lut.dims) == 1 and lut.dims[0] == 1 << bits and bits in _ALL_BITS, "2**bits entries", list(lut.dims)
+    )
+    params.require(indices.dims == ((count * bits + 7) // 8,), f"{(count * bits + 7) // 8} bytes", list(indices.dims))
+    packed = MilType("", 0, 0, bits, None)
+
+    def compute(indices: Array, lut: Array) -> Array:
+        values: Array = lut[to_numbers(indices.tobytes(), packed, count, "u8")].reshape(shape)
+        return values
+
+    return (params.make(lut.type, shape, {"indices": indices, "lut": lut}, compute),)
+
+
+def _scattered(params: _Params, values: Array, mask: Array) -> Array:
+    """Return values at the set places of a mask, zeros elsewhere."""
+    chosen = mask != 0
+    params.require(int(chosen.sum()) == values.size, f"a mask with {values.size} bits set", int(chosen.sum()))
+    result = np.zeros(mask.shape, values.dtype)
+    result[chosen] = values
+    return result
+
+
+def _sparse(params: _Params) -> tuple[Expression, ...]:
+    nonzeros = params.get("nonzero_data", _CODES)
+    params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))
+    if not params.ios16:
+        mask = params.get("mask", ("uint1",))
+        return (
+            params.make(
+                nonzeros.type,
+                mask.dims,
+                {"values": nonzeros, "mask": mask},
+                lambda values, mask: _scattered(params, values, mask),
+            ),
+        )
+    mask, shape = params.get("mask", ("uint8",)), params.shape()
+    count = prod(shape)
+    params.require(mask.dims == ((count + 7) // 8,), f"{(count + 7) // 8} bytes", list(mask.dims))
+
+    def compute(values: Array, mask: Array) -> Array:
+        bits = np.unpackbits(mask, count=count, bitorder="little")
+        return _scattered(params, values, bits).reshape(shape)
+
+    return (params.make(nonzeros.type, shape, {"values": nonzeros, "mask": mask}, compute),)
+
+
+def _sparse_outputs(
+    params: _Params,
+    operands: Mapping[str, Expression],
+    type: MilType,
+    compute: Callable[..., tuple[Array, Array]],
+    vector: tuple[int, int] = (0, 1),
+) -> tuple[Expression, ...]:
+    """Return the outputs of an operation that computes kept values: the mask, and the values."""
+    mask, nonzeros = operands["mask"], operands["values"]
+    params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))
+    axis, length = vector
+    return (
+        params.make(mask.type, _longer(mask.dims, axis, length), operands, lambda **values: compute(**values)[0]),
+        params.make(type, (nonzeros.dims[0] * length,), operands, lambda **values: compute(**values)[1]),
+    )
+
+
+def _lut_to_sparse(params: _Params) -> tuple[Expression, ...]:
+    mask, nonzeros = params.get("indices_mask", ("uint1",)), params.get("indices_nonzero_data", _INDICES)
+    lut, vector, axis = _lookup(params, "lut", mask.dims, nonzeros.type)
+
+    def compute(mask: Array, values: Array, lut: Array) -> tuple[Array, Array]:
+        dense = looked_up(_scattered(params, values, mask), lut, axis)
+        longer = np.repeat(mask, vector, axis) if vector > 1 else mask
+        return longer, dense[longer != 0]
+
+    return _sparse_outputs(params, {"mask": mask, "values": nonzeros, "lut": lut}, lut.type, compute, (axis, vector))
+
+
+def _sparse_blockwise(params: _Params) -> tuple[Expression, ...]:
+    mask, nonzeros = params.get("data_mask", ("uint1",)), params.get("nonzero_data", _CODES)
+    operands = _shift_scale(params, mask.dims)
+
+    def compute(mask: Array, values: Array, scale: Array, offset: Array | None = None) -> tuple[Array, Array]:
+        dense = shifted_and_scaled(_scattered(params, values, mask), scale, offset)
+        return mask, dense[mask != 0]
+
+    type = operands["scale"].type
+    return _sparse_outputs(params, {"mask": mask, "values": nonzeros, **operands}, type, compute)
+
+
+_BUILDERS: Mapping[str, Callable[[_Params], tuple[Expression, ...]]] = {
+    "constexpr_cast": _cast,
+    "constexpr_affine_dequantize": _affine,
+    "constexpr_blockwise_shift_scale": _blockwise,
+    "constexpr_lut_to_dense": _lut,
+    "constexpr_sparse_to_dense": _sparse,
+    "constexpr_lut_to_sparse": _lut_to_sparse,
+    "constexpr_sparse_blockwise_shift_scale": _sparse_blockwise,
+}
