@@ -407,6 +407,12 @@ def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch)
         pool.submit("test-echo", {}).result(60)
 
 
+def test_a_process_that_the_system_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(isolation.sys, "executable", str(tmp_path / "python"))
+    with closing(Processes(1)) as pool, pytest.raises(WorkerLostError, match="cannot be started"):
+        pool.submit("test-echo", {}).result(60)
+
+
 def test_a_heartbeat_is_no_answer() -> None:
     line = messages.encode(Beat(1.5))
     assert line.startswith(messages.BEAT)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -262,23 +263,25 @@ class WorkerPool:
         """Start a worker and wait for its first heartbeat; after ``lost`` workers, only after a pause."""
         for attempt in range(_STARTS):
             self._sleep(lost + attempt)
-            with self._changed:
-                if self._closed:
-                    raise WorkerLostError("the pool is closed")
-                worker = self._start(self._interval)
-                self._workers.add(worker)
+            worker: Worker | None = None
             try:
-                self._wait(worker, self._starting, lambda worker=worker: worker.beats > 0)  # type: ignore[misc]
-            except WorkerLostError:
+                worker = self._new_worker()
+                self._wait(worker, self._starting, is_start=True)
+            except Exception:
                 self._give_up(worker)
                 if attempt == _STARTS - 1:
                     raise
-            except BaseException:
-                self._give_up(worker)
-                raise
             else:
                 return worker
         raise AssertionError
+
+    def _new_worker(self) -> Worker:
+        with self._changed:
+            if self._closed:
+                raise WorkerLostError("the pool is closed")
+            worker = self._start(self._interval)
+            self._workers.add(worker)
+        return worker
 
     def _sleep(self, lost: int) -> None:
         if lost:
@@ -290,7 +293,7 @@ class WorkerPool:
         if worker is None:
             raise failure or WorkerLostError("no worker has started")
         worker.send(job.line)
-        line = self._wait(worker, self._timeout, lambda: False)
+        line = self._wait(worker, self._timeout)
         try:
             result = _result_in(line, job)
         except InvalidMessageError as error:
@@ -299,23 +302,28 @@ class WorkerPool:
             job.check(result)
         return result
 
-    def _wait(self, worker: Worker, timeout: float, is_enough: Callable[[], bool]) -> bytes:
-        """Return the next line of a worker; nothing as soon as that ``is_enough``. Raises ``WorkerLostError``."""
+    def _wait(self, worker: Worker, timeout: float, *, is_start: bool = False) -> bytes:
+        """Return the next answer of a worker, or nothing for its first heartbeat at the start.
+
+        Raises ``WorkerLostError``.
+        """
         watch = _Watch(worker, timeout)
         while True:
             began = time.monotonic()
             line = worker.poll(self._interval)
-            if line is not None or is_enough():
+            if line is not None or (is_start and worker.beats > 0):
                 return line or b""
             if self._closed:
                 raise WorkerLostError("the pool is closed")
             watch.check(min(time.monotonic() - began, 2 * self._interval))
 
     def _give_up(self, worker: Worker | None) -> None:
-        if worker is not None:
+        if worker is None:
+            return
+        with suppress(Exception):  # of a cluster that is gone: its workers are too
             worker.kill()
-            with self._changed:
-                self._workers.discard(worker)
+        with self._changed:
+            self._workers.discard(worker)
 
 
 @dataclass(frozen=True, slots=True)

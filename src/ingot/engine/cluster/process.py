@@ -22,14 +22,17 @@ class ProcessWorker:
         self.beats, self.cpu = 0, 0.0
         pipe = subprocess.PIPE
         # A group of its own keeps Ctrl-C at the terminal from the worker. Closing an unbuffered pipe never waits.
-        self._process = subprocess.Popen(  # noqa: S603
-            isolated_command("engine.cluster.worker", "serve", str(interval)),
-            stdin=pipe,
-            stdout=pipe,
-            bufsize=0,
-            env=isolated_environment(os.environ),
-            **own_group(),
-        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                isolated_command("engine.cluster.worker", "serve", str(interval)),
+                stdin=pipe,
+                stdout=pipe,
+                bufsize=0,
+                env=isolated_environment(os.environ),
+                **own_group(),
+            )
+        except OSError as error:
+            raise WorkerLostError(f"a process cannot be started: {error}") from error
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
         threading.Thread(target=self._receive, name="ingot-answers", daemon=True).start()
 

@@ -61,7 +61,7 @@ class RayWorker:
     @property
     def name(self) -> str:
         """As ``Worker.name``."""
-        return f"Ray's actor {self._actor._actor_id.hex()}"
+        return str(self._actor)
 
     def send(self, line: bytes) -> None:
         """As ``Worker.send``."""
@@ -73,7 +73,7 @@ class RayWorker:
         try:
             ready = self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
             data = self._ray.get(ready[0]) if ready else None
-        except self._error as error:
+        except Exception as error:  # Ray's own, and those of a connection that is gone
             raise WorkerLostError(f"{self.name} ended ({type(error).__name__})") from error
         if not ready:
             return None
@@ -143,7 +143,7 @@ class RayPool(WorkerPool):
         )(IngotWorker)
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
         self.is_local = hosts <= {socket.gethostname()}
-        super().__init__(self._new_worker, timeout, math.inf)  # the cluster may have other work first
+        super().__init__(self._start_worker, timeout, math.inf)  # the cluster may have other work first
 
     @property
     def slots(self) -> int:
@@ -156,8 +156,11 @@ class RayPool(WorkerPool):
         if self._connected_here:
             self._ray.shutdown()
 
-    def _new_worker(self, interval: float) -> RayWorker:
-        return RayWorker(self._ray, self._error, self._actor.remote(), interval)
+    def _start_worker(self, interval: float) -> RayWorker:
+        try:
+            return RayWorker(self._ray, self._error, self._actor.remote(), interval)
+        except Exception as error:
+            raise WorkerLostError(f"Ray starts no worker: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def ray_pool(address: str | None, threads: int) -> Pool:

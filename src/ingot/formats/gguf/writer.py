@@ -9,7 +9,7 @@ from typing import Any
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
-from ingot.formats.by_many import Place, crc_record
+from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.gguf.carry import NUMBERS, described, refusal, type_of
 from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
 from ingot.formats.gguf.header import MAGIC
@@ -30,7 +30,6 @@ from ingot.formats.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.spec import TensorSpec
-from ingot.model.store import Store
 
 
 class File:
@@ -196,9 +195,9 @@ class GgufWriter:
         file = self._file_of[name]
         return [(file.name, file.places[name], self._order.expect(name).nbytes or 0)]
 
-    def record_of(self, name: str, places: Sequence[Place], store: Store) -> dict[str, Any]:
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
         """As ``Skips.record_of``."""
-        return crc_record(name, places, store)
+        return crc_record(name, places, read)
 
     def finish(self) -> list[str]:
         """Complete all files; return their names."""

@@ -15,7 +15,7 @@ from ingot.core.columns import Rows
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
-from ingot.formats.by_many import Place, crc_record
+from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
@@ -26,7 +26,6 @@ from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
-from ingot.model.store import Store
 
 # The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files run down it.
 _RISING = (
@@ -300,9 +299,9 @@ class SafetensorsWriter:
         pieces = self._carrier.pieces(self._order.expect(name))
         return [(shard.name, shard.place(piece.key), piece.nbytes) for piece in pieces]
 
-    def record_of(self, name: str, places: Sequence[Place], store: Store) -> dict[str, Any]:
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
         """As ``Skips.record_of``."""
-        return crc_record(name, places, store)
+        return crc_record(name, places, read)
 
     def finish(self) -> list[str]:
         """Complete all files, write the index if there are shards; return the names."""

@@ -15,7 +15,7 @@ from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UsageError
-from ingot.formats.by_many import Place, read_place
+from ingot.formats.by_many import Place, Read, read_place
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
@@ -24,7 +24,6 @@ from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written, is_plain, layout_order
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.model.store import Store
 
 _CRC = "crc32c"
 
@@ -203,11 +202,11 @@ class ZtWriter:
         placed = dict(zip(order, offsets, strict=True))
         return [(self._name, placed[index], part.length or 0) for index, part in enumerate(parts)]
 
-    def record_of(self, name: str, places: Sequence[Place], store: Store) -> dict[str, Any]:
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
         """As ``Skips.record_of``: with the digests that the manifest states."""
         digests = [PartDigests(length, self._digest) for _, _, length in places]
         for blob, running in zip(places, digests, strict=True):
-            read_place(store, blob, running.update)
+            read_place(read, blob, running.update)
         return {
             "name": name,
             "blobs": [[*blob, running.crc] for blob, running in zip(places, digests, strict=True)],

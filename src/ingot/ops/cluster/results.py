@@ -20,7 +20,7 @@ from ingot.engine.execute import Target
 from ingot.engine.plan import Plan
 from ingot.engine.work import Step
 from ingot.errors import IngotError
-from ingot.formats.by_many import Place, Skips, read_place
+from ingot.formats.by_many import OpenFiles, Place, Read, Skips, read_place
 from ingot.model.bytesource import Buffer
 from ingot.model.spec import TensorSpec
 from ingot.stores.local import LocalStore
@@ -91,10 +91,11 @@ class ResultCheck:
         try:
             _require_same(result, task, attempt)
             self._require_files(result)
-            self._require_steps(result, places=places)
-            if parts:
-                for item in result.steps:
-                    self._require_crc(item)
+            with OpenFiles(self._files or self._folder.store) as files:
+                self._require_steps(result, files.read if places and self._files and not task.files else None)
+            with OpenFiles(self._folder.store) as files:
+                for item in result.steps if parts else ():
+                    _require_crc(item, files.read)
         except (InvalidMessageError, IngotError) as error:
             raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: {error}") from error
 
@@ -117,14 +118,14 @@ class ResultCheck:
         if [self._folder.state(file) for file in files] != result.states:
             raise InvalidMessageError("the files have another size, or another version")
 
-    def _require_steps(self, result: TaskResult, *, places: bool) -> None:
+    def _require_steps(self, result: TaskResult, read: Read | None) -> None:
         task, end = result.task, 0
         if [item.number for item in result.steps] != list(range(task.start, task.stop)):
             raise InvalidMessageError("the result has other steps than the task")
         for item, where in zip(result.steps, self._places_of(task), strict=True):
             step = self._plan.steps[item.number]
             if where is not None:
-                self._require_record(step, item, where, read=places and not task.files)
+                self._require_record(step, item, where, read)
             else:
                 self._require_part(result, item, end)
                 end += item.nbytes
@@ -141,17 +142,17 @@ class ResultCheck:
             placed = located is not None and has_fixed_place(self._plan.steps[number])
             yield located[offset] if placed and located is not None else None
 
-    def _require_record(self, step: Step, item: StepResult, where: Sequence[Place], *, read: bool) -> None:
-        """Compare the record of a tensor in its final place with the layout, and with the bytes if they are read."""
+    def _require_record(self, step: Step, item: StepResult, where: Sequence[Place], read: Read | None) -> None:
+        """Compare the record of a tensor in its final place with the layout, and with its bytes if they are read."""
         record = item.written
         if record is None or item.file or item.runs or record.get("name") != step.spec.name:
             raise InvalidMessageError(f"expected a record of {step.spec.name[:80]!r}")
         blobs = messages.convert(record.get("blobs"), list[tuple[str, int, int, str]])
         if [blob[:3] for blob in blobs] != list(where):
             raise InvalidMessageError(f"the record of {step.spec.name[:80]!r} names other places than the layout")
-        if read and self._files is not None:
+        if read is not None:
             assert self._writer is not None
-            if self._writer.writer.record_of(step.spec.name, where, self._files) != record:
+            if self._writer.writer.record_of(step.spec.name, where, read) != record:
                 raise InvalidMessageError(f"the bytes of {step.spec.name[:80]!r} have other digests")
 
     def _require_part(self, result: TaskResult, item: StepResult, end: int) -> None:
@@ -166,13 +167,6 @@ class ResultCheck:
         if result.task.rows is None and not _sizes_fit(spec, [item]):
             raise InvalidMessageError(f"the parts of {spec.name[:80]!r} have other sizes than the plan states")
 
-    def _require_crc(self, item: StepResult) -> None:
-        if item.written is None and item.nbytes:
-            crc = checksums.hasher("crc32c")
-            read_place(self._folder.store, (item.file, item.offset, item.nbytes), crc.update)
-            if not checksums.same(item.crc, crc.text()):
-                raise InvalidMessageError("the bytes in the file have another CRC-32C")
-
     def _new_writer(self) -> SharedWriter | None:
         plan = self._plan
         writer = plan.format.writer(_Nowhere(), self._target.name, plan.artifact, plan.options)
@@ -182,6 +176,14 @@ class ResultCheck:
 def _require_same(result: TaskResult, task: Task, attempt: str) -> None:
     if result.task != task or result.attempt != attempt:
         raise InvalidMessageError("the result is of another task")
+
+
+def _require_crc(item: StepResult, read: Read) -> None:
+    if item.written is None and item.nbytes:
+        crc = checksums.hasher("crc32c")
+        read_place(read, (item.file, item.offset, item.nbytes), crc.update)
+        if not checksums.same(item.crc, crc.text()):
+            raise InvalidMessageError("the bytes in the file have another CRC-32C")
 
 
 def _sizes_fit(spec: TensorSpec, results: Sequence[StepResult]) -> bool:
