@@ -28,9 +28,9 @@ def isolated_command(module: str, function: str, *arguments: str) -> list[str]:
     variables or folders are passed on.
     """
     flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
-    given = [flag for flag, is_set in flags.items() if is_set]
+    passed_on = [flag for flag, is_set in flags.items() if is_set]
     code = _START.format(module=module, function=function)
-    return [sys.executable, "-P", *given, "-c", code, ingot.__file__, *arguments]
+    return [sys.executable, "-P", *passed_on, "-c", code, ingot.__file__, *arguments]
 
 
 def isolated_environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -39,5 +39,5 @@ def isolated_environment(variables: Mapping[str, str]) -> dict[str, str]:
     An empty entry means it too: ``PYTHONPATH=$PYTHONPATH:/modules`` has one where the variable was not set before.
     """
     entries = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
-    kept = [entry for entry in entries if Path(entry).is_absolute() or os.path.normpath(entry) != os.curdir]
-    return {**variables, "PYTHONPATH": os.pathsep.join(kept)}
+    folders = [entry for entry in entries if Path(entry).is_absolute() or os.path.normpath(entry) != os.curdir]
+    return {**variables, "PYTHONPATH": os.pathsep.join(folders)}

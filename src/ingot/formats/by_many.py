@@ -11,10 +11,10 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
 Place = tuple[str, int, int]
-"""Where the stored bytes of a part lie: file, offset, length."""
+"""The place of a part's stored bytes: file, offset, length."""
 
 Read = Callable[[str, int, memoryview], None]
-"""Fills a buffer from an offset of a file."""
+"""Reads from an offset of a file into a buffer."""
 
 _CHUNK = 1 << 22
 

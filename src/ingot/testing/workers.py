@@ -1,4 +1,4 @@
-"""Workers for tests of what is done by many."""
+"""A pool of workers for tests, without processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Inline:
         change: Callable[[int, Any], Any] = lambda count, result: result,
     ) -> None:
         self.tasks: list[Any] = []
-        self.lost: list[WorkerLostError] = []
+        self.losses: list[WorkerLostError] = []
         self._types: set[str] = set()
         self.slots, self._fails, self._change = slots, fails, change
 
@@ -47,7 +47,7 @@ class Inline:
                 error = raised
         if error is not None:
             if isinstance(error, WorkerLostError):
-                self.lost.append(error)
+                self.losses.append(error)
             future.set_exception(error)
         return future
 

@@ -85,8 +85,8 @@ def call(pool: WorkerPool, task: str, **body: Any) -> Any:
 
 
 def pid_of(pool: WorkerPool) -> int:
-    found: int = call(pool, "echo")["pid"]
-    return found
+    pid: int = call(pool, "echo")["pid"]
+    return pid
 
 
 def wait_for_end(pid: int) -> None:
@@ -109,9 +109,9 @@ def test_nothing_is_imported_from_the_current_folder(
     (tmp_path / "ingot" / "__init__.py").write_text("raise SystemExit('imported from the folder of the data')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", str(FAULTS)]))
     monkeypatch.chdir(tmp_path)
-    told = call(start(), "echo")
-    assert not {"", ".", str(tmp_path), os.path.realpath(tmp_path)} & set(told["path"])
-    assert not Path(told["numpy"]).is_relative_to(tmp_path)
+    facts = call(start(), "echo")
+    assert not {"", ".", str(tmp_path), os.path.realpath(tmp_path)} & set(facts["path"])
+    assert not Path(facts["numpy"]).is_relative_to(tmp_path)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])

@@ -33,7 +33,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """A BLAKE3 digest in hexadecimal digits."""
 
 Token = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}\Z")]
-"""What distinguishes the attempts of one task."""
+"""A token that distinguishes the attempts of one task."""
 
 _Crc = Annotated[str, Meta(pattern=r"^(crc32c:0x[0-9A-Fa-f]{8})?\Z")]
 _Count = Annotated[int, Meta(ge=0)]
@@ -67,14 +67,14 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What the names of the task's files begin with."""
+        """The common beginning of the names of the task's files."""
         rows = "" if self.rows is None else f"-{self.rows[0]}-{self.rows[1]}"
         return f"{self.start:06}-{self.stop:06}{rows}"
 
 
 @warm
 class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker made of a step, or of some of its rows.
+    """The result of a step, or of some of its rows.
 
     The stored bytes lie in ``file`` from ``offset`` on, ``runs`` of a part's role and a number of bytes each, and
     ``crc`` is the CRC-32C over all of them. Or they lie in their final place, and ``written`` is the writer's record.
@@ -117,12 +117,12 @@ class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
 
 @warm
 class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
-    """An error on its way to the driver: the name of its class, and what its text is made of."""
+    """An error on its way to the driver: the name of its class, and the fields of its text."""
 
     type: str
     message: str
     rule: str | None = None
-    where: str | None = None
+    location: str | None = None
     extra: str | None = None
     errno: int | None = None
 
@@ -139,7 +139,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
 @warm
 class Answer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker returns for a request: a result or an error; ``id`` is None if the request had none to be read."""
+    """The answer to a request: a result or an error. ``id`` is None if the request has no id that can be read."""
 
     id: int | None
     result: Any = None
@@ -154,7 +154,7 @@ class Beat(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 BEAT = b'{"beat"'
-"""What the line of a heartbeat begins with."""
+"""The first bytes of a heartbeat's line."""
 
 
 def encode(message: Any) -> bytes:
@@ -190,26 +190,26 @@ def encode_error(error: BaseException, worker: str) -> ErrorData:
     if isinstance(error, IngotError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in {*_ERRORS, "IngotError"})
         extra = _text(error.extra) if isinstance(error, MissingExtraError) else None
-        rule, where = (None if item is None else _text(item) for item in (error.rule, error.where))
-        return ErrorData(name, _text(error.message), rule, where, extra)
+        rule, location = (None if item is None else _text(item) for item in (error.rule, error.where))
+        return ErrorData(name, _text(error.message), rule, location, extra)
     if isinstance(error, MemoryError):
         message = f"worker {worker} ran out of memory: give each worker more, or a lower max_ram"
         return ErrorData("ResourceError", message, "ram.exhausted")
     if isinstance(error, OSError) and isinstance(error.errno, int):
-        where = None if error.filename is None else _text(error.filename)
-        return ErrorData("OSError", _text(error.strerror), where=where, errno=error.errno)
+        location = None if error.filename is None else _text(error.filename)
+        return ErrorData("OSError", _text(error.strerror), location=location, errno=error.errno)
     return ErrorData("", f"worker {worker} ended its task with {type(error).__name__}: {_text(error)}"[:_LONGEST_TEXT])
 
 
 def decode_error(data: ErrorData) -> Exception:
     """Return the error that ``encode_error`` was given; a ``RuntimeError`` for one without a class of Ingot's own."""
     if data.type == "OSError":
-        return OSError(data.errno, data.message, data.where)
+        return OSError(data.errno, data.message, data.location)
     cls = _ERRORS.get(data.type, IngotError if data.type == "IngotError" else None)
     if cls is None:
         return RuntimeError(data.message)
     error = cls.__new__(cls, data.message)  # the constructors of the classes differ
-    IngotError.__init__(error, data.message, rule=data.rule, where=data.where)
+    IngotError.__init__(error, data.message, rule=data.rule, where=data.location)
     if isinstance(error, MissingExtraError):
         error.extra = data.extra or ""
     return error

@@ -212,12 +212,12 @@ class WorkerPool:
     def _serve(self) -> None:
         """Run tasks on one worker, and on others after it, until the pool closes."""
         worker: Worker | None = None
-        lost = 0
+        losses = 0
         while self._wait_for_job():
             failure: Exception | None = None
             if worker is None:
                 try:
-                    worker = self._started(lost)
+                    worker = self._started(losses)
                 except Exception as error:
                     failure = error
             job = self._take_job()
@@ -226,12 +226,12 @@ class WorkerPool:
             try:
                 result = self._run(worker, failure, job)
             except BaseException as error:
-                lost += 1
+                losses += 1
                 self._give_up(worker)
                 worker = None
                 self._finish(job, error=error)
             else:
-                lost = 0
+                losses = 0
                 self._finish(job, result)
 
     def _wait_for_job(self) -> bool:
@@ -259,10 +259,10 @@ class WorkerPool:
         else:
             job.future.set_exception(error)
 
-    def _started(self, lost: int) -> Worker:
-        """Start a worker and wait for its first heartbeat; after ``lost`` workers, only after a pause."""
+    def _started(self, losses: int) -> Worker:
+        """Start a worker and wait for its first heartbeat; after ``losses`` of others, only after a pause."""
         for attempt in range(_STARTS):
-            self._sleep(lost + attempt)
+            self._pause(losses + attempt)
             worker: Worker | None = None
             try:
                 worker = self._new_worker()
@@ -283,10 +283,10 @@ class WorkerPool:
             self._workers.add(worker)
         return worker
 
-    def _sleep(self, lost: int) -> None:
-        if lost:
+    def _pause(self, losses: int) -> None:
+        if losses:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, min(_PAUSE * 2**lost, _LONGEST_PAUSE))
+                self._changed.wait_for(lambda: self._closed, min(_PAUSE * 2**losses, _LONGEST_PAUSE))
 
     def _run(self, worker: Worker | None, failure: Exception | None, job: _Job) -> Any:
         """Return the result of a task, or the task's own error as ``_Failed``; raises ``WorkerLostError``."""

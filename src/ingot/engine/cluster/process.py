@@ -73,10 +73,10 @@ class ProcessWorker:
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        left = memoryview(line)
+        remaining = memoryview(line)
         try:
-            while left:
-                left = left[self._process.stdin.write(left) or 0 :]
+            while remaining:
+                remaining = remaining[self._process.stdin.write(remaining) or 0 :]
         except (OSError, ValueError):  # it ended, or was killed: so does its output
             return
 

@@ -30,21 +30,21 @@ Opened = TypeVar("Opened")
 
 
 class OpenJob(Generic[Job, Opened]):
-    """What a worker keeps open between two tasks of one job; ``enter`` opens it."""
+    """Files that stay open between two tasks of one job; ``enter`` opens them."""
 
     def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
         self._enter, self._stack = enter, ExitStack()
         self._last: tuple[Job, Opened] | None = None
 
     def opened(self, job: Job) -> Opened:
-        """Return what is open for a job, after closing what is open for another."""
+        """Return the open files of a job, after closing those of another job."""
         if self._last is None or self._last[0] != job:
             self.close()
             self._last = job, self._stack.enter_context(self._enter(job))
         return self._last[1]
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the files."""
         self._last = None
         self._stack.close()
 

@@ -21,7 +21,7 @@ class TaskType(Generic[Body, Result]):
     run: Callable[[Body], Result]
 
     def close(self) -> None:
-        """Close what a task has left open for the next one."""
+        """Close the files that a task has left open for the next one."""
 
 
 TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import ingot
+from ingot.core.system import end_with_parent
 from ingot.engine.cluster import messages
 from ingot.engine.cluster.messages import Answer, Beat, InvalidMessageError, Request
 from ingot.engine.cluster.task_types import TASK_TYPES
@@ -57,9 +58,10 @@ def serve(interval: str) -> None:
 
     ``interval``, a text because it is an argument of the process, is the number of seconds between heartbeats.
 
-    The process ends with its input, inside a task too: then the driver is gone. A fork of the driver may keep the pipe
-    open, so the heartbeat's thread also ends the process when its parent is another one.
+    The process ends with its input, inside a task too: then the driver is gone. A child of the driver may keep the pipe
+    open, and a process that is stopped reads nothing; so the system, and the heartbeat's thread, end it too.
     """
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops its workers
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer

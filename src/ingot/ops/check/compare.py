@@ -201,14 +201,14 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.engine.cluster.pool import pool_of
         from ingot.ops.check.questions import ComparedFiles
-        from ingot.ops.cluster.spread import Asked, ask, files_of
+        from ingot.ops.cluster.spread import Query, ask, files_of
 
         opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)
         addresses = {"a": address_of(options.a), "b": address_of(options.b)}
         files = files_of(opened, addresses, [first.identity(), second.identity()])
-        asked = [Asked(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
+        queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
-            return ask("compare", files, asked, pool, state)
+            return ask("compare", files, queries, pool, state)
 
     return by_workers
 

@@ -87,13 +87,13 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
     def by_workers(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterable[list[Finding]]:
         from ingot.engine.cluster.pool import pool_of
         from ingot.ops.check.questions import CheckedFile
-        from ingot.ops.cluster.spread import Asked, ask, files_of
+        from ingot.ops.cluster.spread import Query, ask, files_of
 
         opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
-        asked = [Asked(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
+        queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
-            return ask("verify", files, asked, pool, state)
+            return ask("verify", files, queries, pool, state)
 
     return by_workers
 

@@ -97,8 +97,11 @@ class Shared(Protocol):
 
 @warm
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
-    """What all tasks of a plan share: the address of the folder that workers leave files in, the folder ``key`` in it
-    with the plan, the path of the folder in which tensors have their final places, and each worker's resources."""
+    """The common part of all tasks of a plan.
+
+    ``parts`` is the address of the folder that workers leave files in, ``key`` the folder in it that has the plan, and
+    ``files`` the path of the folder in which tensors have their final places. The rest are each worker's resources.
+    """
 
     parts: str
     key: str

@@ -1,4 +1,4 @@
-"""What the driver checks of a worker's results before it uses them: a worker may be broken, and not notice."""
+"""Checks of a worker's results, which the driver makes before it uses them: a worker may be broken, and not notice."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ class ResultCheck:
         task, end = result.task, 0
         if [item.number for item in result.steps] != list(range(task.start, task.stop)):
             raise InvalidMessageError("the result has other steps than the task")
-        for item, where in zip(result.steps, self._places_of(task), strict=True):
+        for item, places in zip(result.steps, self._places_of(task), strict=True):
             step = self._plan.steps[item.number]
-            if where is not None:
-                self._require_record(step, item, where, read)
+            if places is not None:
+                self._require_record(step, item, places, read)
             else:
                 self._require_part(result, item, end)
                 end += item.nbytes
@@ -142,17 +142,17 @@ class ResultCheck:
             placed = located is not None and has_fixed_place(self._plan.steps[number])
             yield located[offset] if placed and located is not None else None
 
-    def _require_record(self, step: Step, item: StepResult, where: Sequence[Place], read: Read | None) -> None:
+    def _require_record(self, step: Step, item: StepResult, places: Sequence[Place], read: Read | None) -> None:
         """Compare the record of a tensor in its final place with the layout, and with its bytes if they are read."""
         record = item.written
         if record is None or item.file or item.runs or record.get("name") != step.spec.name:
             raise InvalidMessageError(f"expected a record of {step.spec.name[:80]!r}")
         blobs = messages.convert(record.get("blobs"), list[tuple[str, int, int, str]])
-        if [blob[:3] for blob in blobs] != list(where):
+        if [blob[:3] for blob in blobs] != list(places):
             raise InvalidMessageError(f"the record of {step.spec.name[:80]!r} names other places than the layout")
         if read is not None:
             assert self._writer is not None
-            if self._writer.writer.record_of(step.spec.name, where, read) != record:
+            if self._writer.writer.record_of(step.spec.name, places, read) != record:
                 raise InvalidMessageError(f"the bytes of {step.spec.name[:80]!r} have other digests")
 
     def _require_part(self, result: TaskResult, item: StepResult, end: int) -> None:

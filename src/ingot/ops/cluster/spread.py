@@ -63,9 +63,9 @@ class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """An item that a question is asked about: its number among all, its name, the bytes that are read for it, and
-    arguments."""
+class Query:
+    """A question about one item: the item's number among all, its name, the bytes that are read for it, and the
+    question's arguments."""
 
     number: int
     name: str
@@ -122,7 +122,7 @@ def _item(items: Sequence[Item], number: int) -> Item:
     return items[number]
 
 
-def ask(question: str, files: Files[Any], asked: Sequence[Asked], pool: Pool, progress: Progress) -> list[Any]:
+def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, progress: Progress) -> list[Any]:
     """Have workers answer a question about items.
 
     Parameters
@@ -130,7 +130,7 @@ def ask(question: str, files: Files[Any], asked: Sequence[Asked], pool: Pool, pr
     question : str
         The name of a ``Question`` in ``TASK_TYPES``.
     files : Files
-    asked : sequence of Asked
+    queries : sequence of Query
         The items.
     pool : Pool
         Not closed here: after an error workers may be inside their tasks.
@@ -155,7 +155,7 @@ def ask(question: str, files: Files[Any], asked: Sequence[Asked], pool: Pool, pr
     stats = WorkerStats(progress)
 
     def submit(task: Task) -> Future[ItemsResult[Any]]:
-        chosen = asked[task.start : task.stop]
+        chosen = queries[task.start : task.stop]
         body = ItemsBody(files, task, [(item.number, item.arguments) for item in chosen])
         return pool.submit(question, body, lambda result: _require_answers(result, chosen))
 
@@ -164,14 +164,16 @@ def ask(question: str, files: Files[Any], asked: Sequence[Asked], pool: Pool, pr
         stats.add(result.worker, task.nbytes, result.seconds)
 
     assert isinstance(TASK_TYPES[question], Question)
-    run_tasks(pool, runs_of([item.nbytes for item in asked], pool.slots), submit, settle)
+    run_tasks(pool, runs_of([item.nbytes for item in queries], pool.slots), submit, settle)
     return [result for _, items in sorted(results.items(), key=lambda pair: pair[0]) for result in items]
 
 
-def _require_answers(result: ItemsResult[Any], asked: Sequence[Asked]) -> None:
+def _require_answers(result: ItemsResult[Any], queries: Sequence[Query]) -> None:
     """Refuse a result with other items than the task; of some questions a result states the item's name."""
     names = [getattr(item, "name", None) for item in result.results]
-    if len(names) != len(asked) or any(name not in (None, item.name) for name, item in zip(names, asked, strict=True)):
+    if len(names) != len(queries) or any(
+        name not in (None, item.name) for name, item in zip(names, queries, strict=True)
+    ):
         raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: of other tensors than the task")
 
 

@@ -24,7 +24,7 @@ from ingot.engine.route import Route
 from ingot.errors import IntegrityError
 from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.cluster.spread import Asked, Opened, ask, files_of
+from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.delta.report import TensorDiff, tensors_table
 from ingot.ops.identity import tensor_digest
@@ -72,9 +72,9 @@ def delta_cost(
         if by_workers:
             addresses = {name: address_of(getattr(opened, name)) for name in ("base", "delta", "finetuned")}
             files = files_of(opened, addresses, items.identity)
-            asked = [Asked(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
+            queries = [Query(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
             with closing(pool_of(engine, address)) as pool:
-                return ask("delta-cost", files, asked, pool, state)
+                return ask("delta-cost", files, queries, pool, state)
         costs = []
         for item in ordered(cost_of, items.items, default_workers()):
             costs.append(item)

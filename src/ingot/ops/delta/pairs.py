@@ -16,7 +16,7 @@ from ingot.engine.cluster.pool import Pool
 from ingot.model.checkpoint import many_of
 from ingot.model.lazy import Made, Many
 from ingot.model.tensor import Tensor
-from ingot.ops.cluster.spread import Asked, Opened, ask, files_of
+from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
 
@@ -139,10 +139,10 @@ class ByWorkers:
         from ingot.ops.delta.questions import pair_question
 
         pairs = zip(names, told or [()] * len(names), strict=True)
-        asked = [Asked(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
-        self._progress.total += sum(item.nbytes for item in asked)
+        queries = [Query(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
+        self._progress.total += sum(item.nbytes for item in queries)
         question, options = pair_question(of, self._files)
-        return ask(question, files_of(options, self._addresses, self._identity), asked, self._pool, self._progress)
+        return ask(question, files_of(options, self._addresses, self._identity), queries, self._pool, self._progress)
 
 
 @contextmanager

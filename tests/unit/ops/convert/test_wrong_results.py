@@ -35,7 +35,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "m.safetensors"
 
 
-def at(*path: str | int, value: Any = None, by: Callable[[Any], Any] | None = None) -> Change:
+def set_at(*path: str | int, value: Any = None, by: Callable[[Any], Any] | None = None) -> Change:
     """Return what sets a value deep in a result, or changes it."""
 
     def change(result: Any) -> Any:
@@ -49,7 +49,7 @@ def at(*path: str | int, value: Any = None, by: Callable[[Any], Any] | None = No
 
 
 def step(*path: str | int, **how: Any) -> Change:
-    return at("steps", 0, *path, **how)
+    return set_at("steps", 0, *path, **how)
 
 
 def swap_steps(result: Any) -> Any:
@@ -65,10 +65,10 @@ EVERYWHERE: dict[str, Change] = {
     "a step less": lambda result: {**result, "steps": result["steps"][1:]},
     "none": lambda result: {**result, "steps": []},
     "swapped": swap_steps,
-    "another task": at("task", "stop", by=lambda stop: stop + 1),
-    "another attempt": at("attempt", value="00000000"),
-    "negative seconds": at("seconds", value=-1.0),
-    "no worker": at("worker", value=None),
+    "another task": set_at("task", "stop", by=lambda stop: stop + 1),
+    "another attempt": set_at("attempt", value="00000000"),
+    "negative seconds": set_at("seconds", value=-1.0),
+    "no worker": set_at("worker", value=None),
     "an unknown field": lambda result: {**result, "run": "code"},
     "no object": lambda result: 3,
     "parameters": step("params", value={"bits": 2}),
@@ -88,7 +88,7 @@ IN_PLACE: dict[str, Change] = {
     "a part less": step("written", "blobs", by=lambda blobs: blobs[:-1]),
     "no record": step("written", value=None),
     "a record of nothing": step("written", value={}),
-    "a file that is not there": at("files", value=["x.bin"]),
+    "a file that is not there": set_at("files", value=["x.bin"]),
 }
 IN_A_FILE: dict[str, Change] = {
     **EVERYWHERE,
@@ -102,9 +102,9 @@ IN_A_FILE: dict[str, Change] = {
     "an unknown part": step("runs", 0, 0, value="code"),
     "a file outside": step("file", value="../../../m.safetensors"),
     "an absolute file": step("file", value="/etc/passwd"),
-    "a file of nobody": at("files", value=["../m.safetensors"]),
-    "another file's state": at("states", value=["7"]),
-    "no file": at("files", value=[]),
+    "a file of nobody": set_at("files", value=["../m.safetensors"]),
+    "another file's state": set_at("states", value=["7"]),
+    "no file": set_at("files", value=[]),
     "in its place": step("written", value={"name": NAMES[0], "blobs": []}),
 }
 
@@ -130,7 +130,7 @@ def check(source: Path, name: str, change: Change, hire: Hire) -> None:
     hire(pool)
     ingot.convert(source, source.parent / name, recipe="int4", engine="processes")
     assert [task for task in pool.tasks if task == pool.tasks[0]] == [pool.tasks[0]] * 2
-    assert len(pool.lost) == 1
+    assert len(pool.losses) == 1
     assert (source.parent / name).read_bytes() == (source.parent / f"here-{name}").read_bytes()
 
 
@@ -143,7 +143,7 @@ def test_places_in_other_formats(source: Path, format: str, lie: str, hire: Hire
     pool = Inline(change=first(IN_PLACE[lie]))
     hire(pool)
     ingot.convert(source, source.parent / f"x.{suffix}", engine="processes", **more)
-    assert len(pool.lost) == 1
+    assert len(pool.losses) == 1
     assert (source.parent / f"x.{suffix}").read_bytes() == (source.parent / f"here.{suffix}").read_bytes()
 
 
@@ -166,7 +166,7 @@ def test_bytes_that_are_not_those_of_the_digests(source: Path, name: str, hire: 
     pool = Inline(change=first(damage))
     hire(pool)
     ingot.convert(source, source.parent / name, recipe="int4", engine="processes")
-    assert len(pool.lost) == 1
+    assert len(pool.losses) == 1
     assert (source.parent / name).read_bytes() == (source.parent / f"here-{name}").read_bytes()
 
 
@@ -196,7 +196,7 @@ def test_rows_that_do_not_add_up_are_all_done_again(source: Path, hire: Hire) ->
     hire(pool)
     ingot.convert(source, source.parent / "x.squizd", recipe="int4", engine="processes")
     assert changed
-    assert not pool.lost
+    assert not pool.losses
     rows = [task for task in pool.tasks if task.rows is not None]
     assert len(rows) == 2 * len(set(rows))
     assert (source.parent / "x.squizd").read_bytes() == (source.parent / "here.squizd").read_bytes()
@@ -236,16 +236,16 @@ def test_digests_of_a_diff_that_a_worker_leaves_out_or_makes_up(three: list[Path
     pool = Inline(change=change)
     hire(pool)
     ingot.diff(base, tuned, base.parent / "x.zt", engine="processes")
-    assert len(pool.lost) == 2
+    assert len(pool.losses) == 2
     assert (base.parent / "x.zt").read_bytes() == (base.parent / "here.zt").read_bytes()
 
 
 ANSWERS: dict[str, Change] = {
     "one less": lambda result: {**result, "results": result["results"][1:]},
     "one more": lambda result: {**result, "results": result["results"] * 2},
-    "of another tensor": at("results", 0, "name", value="other"),
-    "another type": at("results", 0, value=3),
-    "no list": at("results", value=None),
+    "of another tensor": set_at("results", 0, "name", value="other"),
+    "another type": set_at("results", 0, value=3),
+    "no list": set_at("results", value=None),
 }
 
 
@@ -256,4 +256,4 @@ def test_wrong_answers_about_tensors(three: list[Path], lie: str, hire: Hire) ->
         pool = Inline(change=first(ANSWERS[lie]))
         hire(pool)
         assert check_files(engine="processes") == here
-        assert len(pool.lost) == 1
+        assert len(pool.losses) == 1
