@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct, structs
 
 from ingot.core.progress import Progress
+from ingot.core.structs import warm
 from ingot.engine.cluster.messages import Task, WorkerLostError
 from ingot.engine.cluster.pool import Pool
 from ingot.engine.cluster.run_task import OpenJob
@@ -37,6 +39,7 @@ class Opened(Generic[Item]):
     identity: Sequence[Any]
 
 
+@warm
 class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
     """The files that items lie in: the options by which the driver has opened them, the addresses of those options that
     are paths, and the identity of what the driver found there."""
@@ -46,6 +49,7 @@ class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
     identity: list[Any]
 
 
+@warm
 class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown_fields=True):
     """A task of some items: the number of each, and the question's arguments for it."""
 
@@ -54,6 +58,7 @@ class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown
     items: list[tuple[Annotated[int, Meta(ge=0)], Arguments]]
 
 
+@warm
 class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=True):
     """The results of a task, one per item."""
 
@@ -97,6 +102,8 @@ class Question(TaskType[Any, Any]):
         body: Any = ItemsBody
         answer: Any = ItemsResult
         super().__init__(body[options, arguments], answer[result], self._answer)
+        for cls in (self.body, self.result):
+            msgspec.json.Decoder(cls)  # before threads meet at its first use, as ``warm`` says
         self._open = OpenJob[Files[Options], Opened[Item]](lambda files: _opened(opened, files))
         self._function = function
 
