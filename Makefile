@@ -56,7 +56,8 @@ $(VENV).s3/.installed:
 
 # A cluster of two nodes on this machine. Ray's venv finds all else in that of the tests; here nothing is skipped.
 ray: $(VENV)/.installed $(VENV)/.test $(VENV).s3/.installed $(VENV).ray/.installed
-	INGOT_RAY=1 INGOT_MOTO_SERVER=$(VENV).s3/bin/moto_server $(VENV).ray/bin/python -m pytest -q --must-run tests/interop/test_ray_package.py
+	INGOT_RAY=1 INGOT_MOTO_SERVER=$(VENV).s3/bin/moto_server $(VENV).ray/bin/python -m pytest -q --must-run \
+		tests/interop/test_ray_package.py tests/unit/engine/test_workers.py
 
 $(VENV).ray/.installed: $(VENV)/.test
 	rm -rf $(VENV).ray

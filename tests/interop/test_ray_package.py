@@ -66,7 +66,7 @@ def workers() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"ray::ingot" in path.read_bytes():
+            if b"ray::IngotWorker" in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -177,6 +177,30 @@ def test_an_address_where_no_cluster_is(source: Path) -> None:
     assert f"{place}: expected a Ray cluster that answers" in done.stderr
     assert "[cluster.address]" in done.stderr
     assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]
+
+
+def test_without_a_cluster_processes_work_and_nothing_listens(source: Path, tmp_path: Path) -> None:
+    """In a process of its own, whose sockets, and its children's, are looked at while it works."""
+    script = """
+import sys, warnings, psutil, ingot
+def look(event):
+    mine = psutil.Process()
+    for process in (mine, *mine.children(recursive=True)):
+        print(process.name(), [item.laddr for item in process.net_connections("inet") if item.status == "LISTEN"])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    ingot.convert(*sys.argv[1:3], recipe="int4", engine="ray", progress=look)
+print(*(item.message for item in caught if "no Ray cluster" in str(item.message)))
+"""
+    command = [sys.executable, "-c", script, source, source.parent / "x.zt"]
+    variables = {**os.environ, "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=variables)
+    *lines, warning = done.stdout.splitlines()
+    assert warning.startswith("no Ray cluster is named")
+    assert len(lines) > 2
+    assert all(line.endswith(" []") for line in lines)
+    ingot.convert(source, source.parent / "here.zt", recipe="int4")
+    assert (source.parent / "x.zt").read_bytes() == (source.parent / "here.zt").read_bytes()
 
 
 @pytest.mark.parametrize(

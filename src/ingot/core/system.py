@@ -177,6 +177,17 @@ def own_group() -> dict[str, Any]:
     return {"process_group": 0}
 
 
+def end_with_parent() -> None:
+    """Have the system kill this process as soon as the thread that started it ends, on Linux; elsewhere do nothing.
+
+    The system does so even if this process is stopped.
+    """
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415 - of which only workers have need
+
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
 def is_reader_gone(error: OSError) -> bool:
     """Whether writing to a pipe failed as nobody reads it any more; Windows calls that an invalid argument."""
     return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)

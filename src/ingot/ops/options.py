@@ -56,7 +56,10 @@ def about_engine(more: str) -> Mapping[str, About]:
     )
 
 
-ADDRESS = about("Of the Ray cluster; default: RAY_ADDRESS, or one of this machine alone.", panel=_CLUSTER)
+ADDRESS = about(
+    "Of the Ray cluster; default: RAY_ADDRESS, or that of ray start. Without one, processes of this machine work.",
+    panel=_CLUSTER,
+)
 
 
 def is_elsewhere(engine: str, address: str | None) -> bool:

@@ -19,9 +19,10 @@ WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: stores.table.writ
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
     ("formats/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
-    *(
-        ("engine/cluster/pool.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid")
-    ),  # pipes of processes
+    # Pipes of processes.
+    *(("engine/cluster/worker.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid", "getppid")),
+    *(("engine/cluster/process.py", f"os.{name}") for name in ("dup", "fdopen")),
+    ("engine/cluster/ray.py", "tempfile.TemporaryDirectory"),  # an empty folder, for Ray's workers
 }
 
 

@@ -1,200 +1,383 @@
-"""Who runs tasks: a pool of workers, here of processes of this machine."""
+"""Workers that run tasks, and what watches over them: a worker that ends, stops or answers wrongly is given up."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-import pickle
-import socket
-import subprocess
-import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import ingot
 from ingot.core.parallel import default_workers
-from ingot.core.system import own_group
+from ingot.engine.cluster import messages
+from ingot.engine.cluster.messages import Answer, InvalidMessageError, WorkerLostError
+from ingot.engine.cluster.process import ProcessWorker
+from ingot.engine.cluster.task_types import TASK_TYPES
+from ingot.errors import UsageError
 
-R = TypeVar("R")
+TIMEOUT = "INGOT_WORKER_TIMEOUT"
+"""The environment variable that sets after how many seconds without a heartbeat a worker is given up."""
 
-
-class WorkerLost(Exception):  # noqa: N818 - what happened, not what is wrong with the task
-    """The worker that had a task ended before it was done."""
+_DEFAULT_TIMEOUT = 20.0
+_STALLED = 3  # times the timeout: a worker that sends heartbeats and uses no processor time is given up
+_LEAST_CPU = 1e-3  # seconds of processor time that count as work
+_STARTS = 3  # how often a worker is started before a task fails for it
+_JOIN = 15.0
+_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
 class Pool(Protocol):
-    """Workers: each runs one function of a module at a time, whose arguments and result can be pickled.
-
-    ``lost`` are the errors of a future whose worker ended before its task: it is worth another try.
-    """
-
-    lost: tuple[type[BaseException], ...]
+    """Workers, each of which runs one task at a time."""
 
     @property
     def slots(self) -> int:
-        """How many tasks run at a time, now."""
+        """The number of tasks that can run at a time, now."""
         ...
 
-    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Have a worker call ``function(*arguments)``."""
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers run on this machine, so that it has in its memory what they have just written."""
+        ...
+
+    def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
+        """Have a worker run a task of a type in ``TASK_TYPES``.
+
+        ``check`` gets the result before the future does, and raises ``WorkerLostError`` if the worker cannot have done
+        the task. The future raises that error too if the worker ends, stops or answers wrongly, and else what the task
+        raised. What cannot be sent is an error of the future, not of the call.
+        """
         ...
 
     def close(self) -> None:
-        """Stop all workers, in the middle of their tasks too, and wait until they are gone."""
+        """Stop all workers, inside their tasks too, and wait until they have ended."""
         ...
 
 
-class Processes:
-    """Processes of this machine, which are started when they are needed first. A ``Pool``.
+class Worker(Protocol):
+    """A started worker. ``beats`` counts its heartbeats, ``cpu`` is the processor time that the last one states."""
+
+    beats: int
+    cpu: float
+
+    @property
+    def name(self) -> str:
+        """What messages call the worker."""
+        ...
+
+    def send(self, line: bytes) -> None:
+        """Send a request without waiting."""
+        ...
+
+    def poll(self, seconds: float) -> bytes | None:
+        """Return the next answer; None for a heartbeat, and after ``seconds``.
+
+        Raises ``WorkerLostError`` if the worker has ended.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End the worker, and wait for its end as far as that is possible."""
+        ...
+
+
+def worker_timeout() -> float:
+    """Return the seconds without a heartbeat after which a worker is given up.
+
+    Raises ``UsageError`` ``cluster.timeout`` if ``INGOT_WORKER_TIMEOUT`` is not a positive number.
+    """
+    text = os.environ.get(TIMEOUT) or str(_DEFAULT_TIMEOUT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{TIMEOUT} is {text[:40]!r}: set it to a positive number of seconds", rule="cluster.timeout")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A task on its way, as the line that is sent."""
+
+    id: int
+    line: bytes
+    result: type[Any]
+    check: Callable[[Any], None] | None
+    future: Future[Any] = field(default_factory=Future)
+
+
+class _Watch:
+    """Notices that a worker has stopped, or waits for something that does not come.
+
+    Time counts only as far as this process was awake to see it: one that was suspended does not blame its workers.
+    """
+
+    def __init__(self, worker: Worker, timeout: float) -> None:
+        self._worker, self._timeout = worker, timeout
+        self._beats, self._cpu = worker.beats, worker.cpu
+        self._silent = self._stalled = 0.0
+
+    def check(self, seconds: float) -> None:
+        """Look at the worker after ``seconds``; raises ``WorkerLostError``."""
+        worker = self._worker
+        self._silent = 0.0 if worker.beats != self._beats else self._silent + seconds
+        working = abs(worker.cpu - self._cpu) >= _LEAST_CPU
+        self._stalled = 0.0 if working else self._stalled + seconds
+        self._beats, self._cpu = worker.beats, worker.cpu if working else self._cpu
+        if self._silent >= self._timeout:
+            raise WorkerLostError(f"{worker.name} sent no heartbeat for {self._timeout:g} seconds")
+        if self._stalled >= _STALLED * self._timeout:
+            raise WorkerLostError(f"{worker.name} used no processor time for {_STALLED * self._timeout:g} seconds")
+
+
+class WorkerPool:
+    """Workers that are started when tasks wait. A ``Pool``.
+
+    A thread per worker hands it one task after the other. After a worker is lost the thread waits a moment, so that
+    another worker gets the task first, and starts a new one.
+
+    Parameters
+    ----------
+    start : callable
+        Starts a worker; gets the seconds between its heartbeats.
+    timeout : float
+        Seconds without a heartbeat after which a worker is given up.
+    starting : float
+        Seconds that a worker may take until its first heartbeat.
+    """
+
+    is_local = True
+
+    def __init__(self, start: Callable[[float], Worker], timeout: float, starting: float) -> None:
+        self._start, self._timeout, self._starting = start, timeout, starting
+        self._interval = min(1.0, timeout / 10)
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._threads: list[threading.Thread] = []
+        self._free = 0  # threads that have no task
+        self._workers: set[Worker] = set()
+        self._closed = False
+
+    @property
+    def slots(self) -> int:
+        """As ``Pool.slots``."""
+        raise NotImplementedError
+
+    def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
+        """As ``Pool.submit``."""
+        try:
+            number, result = next(self._numbers), TASK_TYPES.get_or_refuse(task_type).result
+            line = messages.encode({"id": number, "ingot": ingot.__version__, "type": task_type, "body": body})
+            job = _Job(number, line, result, check)
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        with self._changed:
+            if self._closed:
+                job.future.set_exception(WorkerLostError("the pool is closed"))
+                return job.future
+            self._jobs.append(job)
+            if len(self._jobs) > self._free and len(self._threads) < self.slots:
+                thread = threading.Thread(target=self._serve, name="ingot-worker", daemon=True)
+                self._threads.append(thread)
+                self._free += 1
+                thread.start()
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """As ``Pool.close``."""
+        with self._changed:
+            self._closed = True
+            jobs, workers = list(self._jobs), list(self._workers)
+            self._jobs.clear()
+            self._changed.notify_all()
+        for job in jobs:
+            job.future.cancel()
+        for worker in workers:
+            worker.kill()
+        for thread in self._threads:
+            thread.join(_JOIN)
+        self._workers.clear()
+
+    def _serve(self) -> None:
+        """Run tasks on one worker, and on others after it, until the pool closes."""
+        worker: Worker | None = None
+        losses = 0
+        while self._wait_for_job():
+            failure: Exception | None = None
+            if worker is None:
+                try:
+                    worker = self._started(losses)
+                except Exception as error:
+                    failure = error
+            job = self._take_job()
+            if job is None:
+                continue
+            try:
+                result = self._run(worker, failure, job)
+            except BaseException as error:
+                losses += 1
+                self._give_up(worker)
+                worker = None
+                self._finish(job, error=error)
+            else:
+                losses = 0
+                self._finish(job, result)
+
+    def _wait_for_job(self) -> bool:
+        """Wait until there is a task; return False if the pool is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            return not self._closed
+
+    def _take_job(self) -> _Job | None:
+        with self._changed:
+            while self._jobs:
+                job = self._jobs.popleft()
+                if job.future.set_running_or_notify_cancel():
+                    self._free -= 1
+                    return job
+        return None
+
+    def _finish(self, job: _Job, result: Any = None, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._free += 1
+        if isinstance(result, _Failed):
+            error = result.error
+        if error is None:
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(error)
+
+    def _started(self, losses: int) -> Worker:
+        """Start a worker and wait for its first heartbeat; after ``losses`` of others, only after a pause."""
+        for attempt in range(_STARTS):
+            self._pause(losses + attempt)
+            worker: Worker | None = None
+            try:
+                worker = self._new_worker()
+                self._wait(worker, self._starting, is_start=True)
+            except Exception:
+                self._give_up(worker)
+                if attempt == _STARTS - 1:
+                    raise
+            else:
+                return worker
+        raise AssertionError
+
+    def _new_worker(self) -> Worker:
+        with self._changed:
+            if self._closed:
+                raise WorkerLostError("the pool is closed")
+            worker = self._start(self._interval)
+            self._workers.add(worker)
+        return worker
+
+    def _pause(self, losses: int) -> None:
+        if losses:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, min(_PAUSE * 2**losses, _LONGEST_PAUSE))
+
+    def _run(self, worker: Worker | None, failure: Exception | None, job: _Job) -> Any:
+        """Return the result of a task, or the task's own error as ``_Failed``; raises ``WorkerLostError``."""
+        if worker is None:
+            raise failure or WorkerLostError("no worker has started")
+        worker.send(job.line)
+        line = self._wait(worker, self._timeout)
+        try:
+            result = _result_in(line, job)
+        except InvalidMessageError as error:
+            raise WorkerLostError(f"{worker.name} answered with no valid result: {error}") from error
+        if job.check is not None and not isinstance(result, _Failed):
+            job.check(result)
+        return result
+
+    def _wait(self, worker: Worker, timeout: float, *, is_start: bool = False) -> bytes:
+        """Return the next answer of a worker, or nothing for its first heartbeat at the start.
+
+        Raises ``WorkerLostError``.
+        """
+        watch = _Watch(worker, timeout)
+        while True:
+            began = time.monotonic()
+            line = worker.poll(self._interval)
+            if line is not None or (is_start and worker.beats > 0):
+                return line or b""
+            if self._closed:
+                raise WorkerLostError("the pool is closed")
+            watch.check(min(time.monotonic() - began, 2 * self._interval))
+
+    def _give_up(self, worker: Worker | None) -> None:
+        if worker is None:
+            return
+        with suppress(Exception):  # of a cluster that is gone: its workers are too
+            worker.kill()
+        with self._changed:
+            self._workers.discard(worker)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A task's own error: the worker is well."""
+
+    error: Exception
+
+
+def _result_in(line: bytes, job: _Job) -> Any:
+    """Return the result, or the error, that an answer states; raises ``InvalidMessageError``."""
+    answer = messages.decode(line, Answer)
+    if answer.id != job.id:
+        raise InvalidMessageError(f"expected an answer to task {job.id}, found one to {answer.id}")
+    if answer.error is not None:
+        return _Failed(messages.decode_error(answer.error))
+    return messages.convert(answer.result, job.result)
+
+
+class Processes(WorkerPool):
+    """Processes of this machine. A ``Pool``.
 
     Parameters
     ----------
     workers : int, optional
         Processes; one per processor by default.
+
+    Raises ``UsageError`` ``cluster.timeout``.
     """
 
-    lost: tuple[type[BaseException], ...] = (WorkerLost,)
-
     def __init__(self, workers: int | None = None) -> None:
-        self.slots = workers or default_workers()
-        self._threads = ThreadPoolExecutor(self.slots, "ingot-worker")
-        self._own = threading.local()
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
+        timeout = worker_timeout()
+        super().__init__(ProcessWorker, timeout, timeout)
+        self._slots = workers or default_workers()
+
+    @property
+    def slots(self) -> int:
+        """As ``Pool.slots``."""
+        return self._slots
 
     @property
     def pids(self) -> list[int]:
         """The processes that run now."""
-        with self._lock:
-            return [process.pid for process in self._running]
-
-    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """As ``Pool.submit``."""
-        return self._threads.submit(self._call, function, arguments)
-
-    def close(self) -> None:
-        """As ``Pool.close``."""
-        with self._lock:
-            self._closed = True
-            for process in self._running:
-                process.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for process in list(self._running):
-            self._forget(process)
-
-    def _call(self, function: Callable[..., R], arguments: tuple[Any, ...]) -> R:
-        """Have this thread's process call a function."""
-        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if process is None:
-            process = self._own.process = self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            pickle.dump((function, arguments), process.stdin)
-            process.stdin.flush()
-            good, result = pickle.load(process.stdout)  # noqa: S301 - of a process of our own
-        except BaseException as error:  # whatever it is: what goes in and comes out is not in step any more
-            self._own.process = None
-            self._forget(process)
-            if isinstance(error, (EOFError, OSError, pickle.UnpicklingError)):
-                raise WorkerLost(f"process {process.pid} ended") from error
-            raise
-        if good:
-            return result  # type: ignore[no-any-return]
-        raise result
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # Not multiprocessing, which would run the user's main module once more in each of them.
-        with self._lock:
-            if self._closed:
-                raise WorkerLost("the pool is closed")
-            command = [sys.executable, "-m", "ingot.engine.cluster.pool"]
-            pipe = subprocess.PIPE
-            # In a group of its own: Ctrl-C is for who handed out the tasks, and stops their workers.
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, **own_group())  # noqa: S603
-            self._running.add(process)
-        return process
-
-    def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._running.discard(process)
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:  # a part of a task was waiting
-                    continue
-        process.wait()
+        with self._changed:
+            return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 
 
 def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
-    """Start, or connect to, the workers of the engine ``processes`` or ``ray``.
+    """Return the workers of the engine ``processes`` or ``ray``; each task takes ``threads``.
 
-    A task takes so many ``threads``. Errors as ``RayPool``.
+    Errors as ``Processes`` and ``ray.ray_pool``.
     """
     if engine == "processes":
         return Processes()
-    from ingot.engine.cluster.ray import RayPool  # noqa: PLC0415 - it imports this
+    from ingot.engine.cluster.ray import ray_pool  # noqa: PLC0415 - it imports this
 
-    return RayPool(address, threads)
-
-
-def worker_name() -> str:
-    """Return what a worker is called in reports: its machine and process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-    """Return whether a function did its work, and what it returned or raised: an error that can be pickled."""
-    try:
-        return True, function(*arguments)
-    except Exception as error:
-        return False, _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an error that another process can read: itself, or one that tells of it."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - made just now
-    except Exception:
-        return RuntimeError(f"a worker, {worker_name()}, ended with {type(error).__name__}: {str(error)[:2000]}")
-    return error
-
-
-def packed_answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Return an ``answer`` as bytes; of a result that cannot be pickled the error that says so."""
-    found = answer(function, arguments)
-    try:
-        return pickle.dumps(found)
-    except Exception as error:
-        return pickle.dumps((False, _portable(error)))
-
-
-def serve() -> None:
-    """Call functions that come on standard input; what they return goes to standard output.
-
-    When the input ends the process does, inside of a task too: whoever wants its result is gone.
-    """
-    results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no result
-    waiting: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
-    threading.Thread(target=_receive, args=(waiting,), daemon=True).start()
-    while True:
-        results.write(packed_answer(*waiting.get()))
-        results.flush()
-
-
-def _receive(waiting: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
-    with os.fdopen(os.dup(0), "rb") as tasks:
-        while True:
-            try:
-                waiting.put(pickle.load(tasks))  # noqa: S301 - of the process that started this one
-            except EOFError:
-                os._exit(0)
-
-
-if __name__ == "__main__":
-    serve()
+    return ray_pool(address, threads)

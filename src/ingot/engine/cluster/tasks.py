@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from ingot.engine.cluster.notes import Task
+from ingot.engine.cluster.messages import Task
 
 LEAST, MOST = 32 << 20, 1 << 30
 """Source bytes of a task."""

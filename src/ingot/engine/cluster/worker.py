@@ -1,193 +1,101 @@
-"""What a worker does with a task: runs its steps and leaves the bytes in their place, or in a file for who writes."""
+"""A worker: answers requests, and sends heartbeats from a thread of its own while it works.
+
+As a process it reads requests on standard input and writes answers on standard output (``serve``). Workers of Ray
+call ``answer`` themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
 
-from ingot.core import checksums
-from ingot.core.stats import ErrorStats
-from ingot.engine.cluster.notes import Made, Task
-from ingot.engine.drive import Sink, drive
-from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole
-from ingot.engine.plan import Plan
-from ingot.engine.resources import Resources, cut
-from ingot.engine.steps import Encode
-from ingot.engine.watch import ContentWatch, Lane, Watches
-from ingot.engine.work import Step
-from ingot.formats.by_many import Skips
-from ingot.model import bytesource
-from ingot.model.bytesource import Buffer
-from ingot.model.limits import require_in_proportion
-from ingot.model.spec import TensorSpec
-
-Job = TypeVar("Job")
-Opened = TypeVar("Opened")
+import ingot
+from ingot.core.system import end_with_parent
+from ingot.engine.cluster import messages
+from ingot.engine.cluster.messages import Answer, Beat, InvalidMessageError, Request
+from ingot.engine.cluster.task_types import TASK_TYPES
+from ingot.errors import FormatError, UsageError
 
 
-class Kept(Generic[Job, Opened]):
-    """What a worker's process keeps open for its next task of the same job: made by ``enter`` of a job."""
-
-    def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
-        self._enter, self._stack = enter, ExitStack()
-        self._last: tuple[Job, Opened] | None = None
-
-    def opened(self, job: Job) -> Opened:
-        """Return what is open for a job; of another one it is closed before."""
-        if self._last is None or self._last[0] != job:
-            self.close()
-            self._last = job, self._stack.enter_context(self._enter(job))
-        return self._last[1]
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._last = None
-        self._stack.close()
+def worker_name() -> str:
+    """Return the name of this worker in reports: its machine and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _learns(step: Step) -> bool:
-    return isinstance(step, Encode) and step.encoder.fit_passes > 0
+def answer(line: bytes) -> bytes:
+    """Return the answer to a line, whatever is in it and whatever the task raises."""
+    number: int | None = None
+    try:
+        request = messages.decode(line, Request)
+        number = request.id
+        return messages.encode(Answer(number, result=_run(request)))
+    except BaseException as error:  # also SystemExit, which would end the worker without an answer
+        if isinstance(error, InvalidMessageError):
+            error = FormatError("cluster.task", f"expected a task as a driver of this version sends it: {error}")
+        return messages.encode(Answer(number, error=messages.encode_error(error, worker_name())))
 
 
-def has_place(step: Step) -> bool:
-    """Whether the place of a step's result is known before, and what its header says of it."""
-    return step.spec.nbytes is not None and not _learns(step)
+def _run(request: Request) -> object:
+    if request.ingot != ingot.__version__:
+        raise UsageError(
+            f"the driver has Ingot {request.ingot[:40]}, this worker {ingot.__version__}: install the same version",
+            rule="cluster.version",
+            where=worker_name(),
+        )
+    if request.type not in TASK_TYPES:
+        raise InvalidMessageError(f"unknown task {request.type[:40]!r}")
+    task_type = TASK_TYPES[request.type]
+    return task_type.run(messages.convert(request.body, task_type.body))
 
 
-class Places:
-    """A writer of all tensors of a plan, in a process that writes some of them.
+def serve(interval: str) -> None:
+    """Answer the requests on standard input, one after the other, until it ends.
 
-    ``names`` are those of all steps, in their order.
+    ``interval``, a text because it is an argument of the process, is the number of seconds between heartbeats.
+
+    The process ends with its input, inside a task too: then the driver is gone. A child of the driver may keep the pipe
+    open, and a process that is stopped reads nothing; so the system, and the heartbeat's thread, end it too.
     """
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops its workers
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is not an answer
+    writing = threading.Lock()
 
-    def __init__(self, writer: Skips, names: Sequence[str]) -> None:
-        self.writer, self.names, self.position = writer, names, 0
+    def send(line: bytes) -> None:
+        try:
+            with writing:
+                output.write(line + b"\n")
+                output.flush()
+        except OSError:  # the driver is gone
+            os._exit(1)
 
-    def reach(self, number: int) -> None:
-        """Pass over all tensors before this one; ``ValueError`` where the writer is behind it already."""
-        if number < self.position:
-            raise ValueError(f"the writer is at {self.position}, not before {number}")
-        for name in self.names[self.position : number]:
-            self.writer.skip(name)
-        self.position = number
-
-
-class Prefixed:
-    """A place for files whose names get a prefix."""
-
-    def __init__(self, target: bytesource.Target, prefix: str) -> None:
-        self._target, self._prefix = target, prefix
-
-    def create(self, name: str) -> bytesource.Sink:
-        """Open a file for writing."""
-        return self._target.create(self._prefix + name)
+    requests: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+    threading.Thread(target=_beat, args=(send, float(interval)), daemon=True).start()
+    while True:
+        send(answer(requests.get()))
 
 
-class PartsFile:
-    """A file of the stored bytes of tensors, one after the other, as they come."""
-
-    def __init__(self, target: bytesource.Target, name: str) -> None:
-        self._target, self.name = target, name
-        self._sink: bytesource.Sink | None = None
-        self._end = self._offset = 0
-        self._runs: list[tuple[str, int]] = []
-        self._crc = checksums.hasher("crc32c")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was written, and no file made."""
-        return self._sink is None
-
-    def begin(self, spec: TensorSpec) -> None:
-        """Start a tensor."""
-        self._offset, self._runs, self._crc = self._end, [], checksums.hasher("crc32c")
-
-    def write(self, role: str, data: Buffer) -> None:
-        """Append bytes of a part."""
-        if self._sink is None:
-            self._sink = self._target.create(self.name)
-        view = memoryview(data).cast("B")
-        self._sink.write_at(self._end, view)
-        self._crc.update(view)
-        before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == role else 0
-        self._runs.append((role, before + view.nbytes))
-        self._end += view.nbytes
-
-    def end(self) -> dict[str, Any]:
-        """End the tensor; return where its bytes are."""
-        return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._sink is not None:
-            self._sink.close()
+def _receive(requests: SimpleQueue[bytes]) -> None:
+    """Read lines until the input ends. Requests are parsed by the main thread, so no line can end this one."""
+    try:
+        with os.fdopen(os.dup(0), "rb") as lines:
+            while line := lines.readline(messages.LARGEST + 1):
+                requests.put(line)
+    finally:
+        os._exit(0)
 
 
-def _watching(lane: Lane, hashed: Sequence[Sequence[int]]) -> Watching:
-    """Return what hashes so many points of each step, which come in order."""
-    watch, following = ContentWatch(lane), iter(hashed)
-
-    def of_step(step: Step) -> Watches:
-        return dict.fromkeys(next(following), watch)
-
-    return of_step
-
-
-def make(
-    plan: Plan,
-    task: Task,
-    parts: PartsFile,
-    places: Places | None,
-    resources: Resources,
-    hashed: Sequence[Sequence[int]],
-) -> list[Made]:
-    """Run a task: ``plan`` has its steps alone, ``resources`` are this worker's.
-
-    ``parts`` takes what has no known place, and pieces of steps; ``places``, those of the whole plan, the tensors that
-    have one. ``hashed`` are the points of each step at which values that pass are hashed, but for pieces of one. Raises
-    ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
-    """
-    require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
-    chunkings, budget, recycled = cut(plan, resources)
-    if task.rows is not None:
-        chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
-        hashed = [()]
-    made: list[Made] = []
-    with (
-        Lane("values") as lane,
-        Pipeline(
-            plan.steps,
-            chunkings,
-            workers=resources.workers,
-            budget=budget,
-            measured=plan.measured,
-            recycled=recycled,
-            watching=_watching(lane, hashed),
-        ) as pipeline,
-    ):
-
-        def opened(event: Begin | Whole) -> Sink:
-            step, pending = event.step, resources.workers + 2
-            writer: Any = parts
-            if places is not None and task.rows is None and has_place(step):
-                places.reach(task.start + len(made))
-                writer = places.writer
-            return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
-
-        def finished(event: End | Whole, record: dict[str, Any], error: ErrorStats) -> None:
-            number, notes = task.start + len(made), event.running.notes()
-            if "runs" in record:
-                params = dict(event.step.spec.params) if _learns(event.step) else None
-                made.append(Made(number, error, notes, params, **record))
-            else:
-                assert places is not None
-                places.position = number + 1
-                made.append(Made(number, error, notes, written=record))
-            event.step.forget()
-
-        drive(pipeline, opened, finished, lambda count, item: None)
-    parts.close()
-    return made
+def _beat(send: Callable[[bytes], None], interval: float) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        # Without this thread's own time: a worker whose task waits for ever uses none.
+        send(messages.encode(Beat(max(time.process_time() - time.thread_time(), 0.0))))
+        time.sleep(interval)
+    os._exit(0)

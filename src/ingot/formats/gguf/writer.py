@@ -9,6 +9,7 @@ from typing import Any
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
+from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.gguf.carry import NUMBERS, described, refusal, type_of
 from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
 from ingot.formats.gguf.header import MAGIC
@@ -188,6 +189,15 @@ class GgufWriter:
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)
+
+    def locate(self, name: str) -> list[Place]:
+        """Return where the bytes of the next tensor lie."""
+        file = self._file_of[name]
+        return [(file.name, file.places[name], self._order.expect(name).nbytes or 0)]
+
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
+        """As ``Skips.record_of``."""
+        return crc_record(name, places, read)
 
     def finish(self) -> list[str]:
         """Complete all files; return their names."""

@@ -15,6 +15,7 @@ from ingot.core.columns import Rows
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
+from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
@@ -291,6 +292,16 @@ class SafetensorsWriter:
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)
+
+    def locate(self, name: str) -> list[Place]:
+        """Return where the parts of the next tensor lie."""
+        shard = self._shard(name)
+        pieces = self._carrier.pieces(self._order.expect(name))
+        return [(shard.name, shard.place(piece.key), piece.nbytes) for piece in pieces]
+
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
+        """As ``Skips.record_of``."""
+        return crc_record(name, places, read)
 
     def finish(self) -> list[str]:
         """Complete all files, write the index if there are shards; return the names."""

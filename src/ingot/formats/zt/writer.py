@@ -15,6 +15,7 @@ from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UsageError
+from ingot.formats.by_many import Place, Read, read_place
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
@@ -192,6 +193,26 @@ class ZtWriter:
         spec = self._order.expect(name)
         _, self._tail = place(self._tail, [spec.parts[index].length or 0 for index in layout_order(spec.parts)])
         self._order.restored(name)
+
+    def locate(self, name: str) -> list[Place]:
+        """Return where the parts of the next tensor lie; all their lengths are known."""
+        parts = self._order.expect(name).parts
+        order = layout_order(parts)
+        offsets, _ = place(self._tail, [parts[index].length or 0 for index in order])
+        placed = dict(zip(order, offsets, strict=True))
+        return [(self._name, placed[index], part.length or 0) for index, part in enumerate(parts)]
+
+    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
+        """As ``Skips.record_of``: with the digests that the manifest states."""
+        digests = [PartDigests(length, self._digest) for _, _, length in places]
+        for blob, running in zip(places, digests, strict=True):
+            read_place(read, blob, running.update)
+        return {
+            "name": name,
+            "blobs": [[*blob, running.crc] for blob, running in zip(places, digests, strict=True)],
+            "digests": [running.digest for running in digests],
+            "chunks": [None if running.chunks is None else running.chunks.hex() for running in digests],
+        }
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata: it goes into the manifest, which is written last."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, overload
+from os import fspath
+from typing import Any, overload
 
 import numpy as np
 
@@ -44,9 +45,6 @@ from ingot.ops.open import address_of
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.options import is_elsewhere
 from ingot.stores.table import location_of
-
-if TYPE_CHECKING:
-    from ingot.ops.cluster.spread import Opened
 
 _CHUNK = 1 << 20
 _NONE = ErrorStats()
@@ -162,11 +160,11 @@ def compare(options: CompareOptions) -> CompareReport:
     UsageError
         ``cluster.engine``.
     IngotError
-        What opening and decoding raise, and with workers ``ops.cluster.spread.spread``.
+        What opening and decoding raise, and with workers ``ops.cluster.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is read
     with sides(options) as (first, second):
-        results = compared(first, second, options.progress, _elsewhere(options, first, second))
+        results = compared(first, second, options.progress, _by_pair(options, first, second))
         unread = [
             f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
             for checkpoint in (first, second)
@@ -176,14 +174,11 @@ def compare(options: CompareOptions) -> CompareReport:
 
 
 @contextmanager
-def sides(options: CompareOptions) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """Open both, under names and with forms that can be compared; digests over whole files are proven."""
-    with _sides(options, whole=True) as found:
-        yield found
+def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Checkpoint, Checkpoint]]:
+    """Open both, under names and with forms that can be compared.
 
-
-@contextmanager
-def _sides(options: CompareOptions, *, whole: bool) -> Iterator[tuple[Checkpoint, Checkpoint]]:
+    Digests over whole files are proven, unless ``whole`` is False.
+    """
     limit = options.max_decompressed
     with (
         open_checkpoint(options.a, io="pread", max_decompressed=limit) as first,
@@ -204,44 +199,36 @@ def compared(
     first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None, by_pair: ByPair | None = None
 ) -> Comparisons:
     """Return all comparisons of two ``sides``, worst first; ``by_pair`` compares two tensors, by default here."""
-    pairs, alone = _pairs(first, second)
+    pairs, alone = pairs_of(first, second)
     state = Progress(first.nbytes + second.nbytes, progress)
     return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
 
 
-def _elsewhere(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
-    """Return who compares tensors."""
+def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
+    """Return the comparison of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return _here
 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.engine.cluster.pool import pool_of
-        from ingot.ops.cluster.spread import Inquiry, Wanted, spread
+        from ingot.ops.check.questions import ComparedFiles
+        from ingot.ops.cluster.spread import Query, ask, files_of
 
+        opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)
         addresses = {"a": address_of(options.a), "b": address_of(options.b)}
-        there = replace(options, progress=None)
-        inquiry = Inquiry(_opened, _pair, there, addresses, [first.identity(), second.identity()])
-        wanted = [Wanted(number, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
+        files = files_of(opened, addresses, [first.identity(), second.identity()])
+        queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
-            return spread(inquiry, wanted, pool, state)
+            return ask("compare", files, queries, pool, state)
 
     return by_workers
-
-
-@contextmanager
-def _opened(options: CompareOptions) -> Iterator[Opened[Pair]]:
-    """Open the pairs again, in a worker; digests over whole files are the driver's business."""
-    from ingot.ops.cluster.spread import Opened
-
-    with _sides(options, whole=False) as (first, second):
-        yield Opened(_pairs(first, second)[0], [first.identity(), second.identity()])
 
 
 def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
     """Compare tensors in this process."""
 
     def done(pair: Pair) -> tuple[TensorComparison, int]:
-        return _pair(pair), pair[0].nbytes + pair[1].nbytes
+        return compare_pair(pair), pair[0].nbytes + pair[1].nbytes
 
     for found, nbytes in ordered_together(done, pairs, lambda pair: weight(pair[0]) + weight(pair[1])):
         state.advance(nbytes, found.name)
@@ -267,7 +254,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     return pair[0], pair[1]
 
 
-def _pairs(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Iterator[TensorComparison]]:
+def pairs_of(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Iterator[TensorComparison]]:
     """Return the tensors that are compared, and what is said of the others."""
     others = renamed(first, second)
     names = [name for name in first if name in second]
@@ -328,7 +315,8 @@ def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
     }
 
 
-def _pair(pair: Pair) -> TensorComparison:
+def compare_pair(pair: Pair) -> TensorComparison:
+    """Compare two tensors."""
     first, other = pair
     try:
         differ = first.shape != other.shape

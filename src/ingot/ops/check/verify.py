@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from os import fspath
 
 from ingot.codecs.base import ChecksStored
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -31,9 +31,6 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
 from ingot.stores.table import location_of
-
-if TYPE_CHECKING:
-    from ingot.ops.cluster.spread import Opened
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Notes on what a format leaves to the writer: no errors however strict the check."""
@@ -63,7 +60,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
         ``verify.repair``: ``repair`` without ``origin``; what ``ops.check.seal.repair`` raises; no such path,
         or nothing there that looks like a checkpoint; ``cluster.engine``.
     IntegrityError, ResourceError, MissingExtraError
-        Of workers, as ``ops.cluster.spread.spread``.
+        Of workers, as ``ops.cluster.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
@@ -78,40 +75,32 @@ def verify(options: VerifyOptions) -> list[Finding]:
     except (FormatError, IntegrityError) as error:
         return [finding_of(error, location_of(options.path))]
     try:
-        return [*examine(source, options.strict, options.progress, _elsewhere(options, source)), *mended]
+        return [*examine(source, options.strict, options.progress, _by_tensor(options, source)), *mended]
     finally:
         source.close()
 
 
-def _elsewhere(options: VerifyOptions, source: Source) -> ByTensor:
-    """Return who checks tensors."""
+def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
+    """Return the check of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
 
     def by_workers(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterable[list[Finding]]:
         from ingot.engine.cluster.pool import pool_of
-        from ingot.ops.cluster.spread import Inquiry, Wanted, spread
+        from ingot.ops.check.questions import CheckedFile
+        from ingot.ops.cluster.spread import Query, ask, files_of
 
-        inquiry = Inquiry(
-            _opened, check_tensor, replace(options, progress=None), {"path": source.url}, source.identity()
-        )
-        wanted = [Wanted(number, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
+        opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)
+        files = files_of(opened, {"path": source.url}, source.identity())
+        queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
-            return spread(inquiry, wanted, pool, state)
+            return ask("verify", files, queries, pool, state)
 
     return by_workers
 
 
-@contextmanager
-def _opened(options: VerifyOptions) -> Iterator[Opened[Tensor]]:
-    """Open the tensors again, in a worker."""
-    from ingot.ops.cluster.spread import Opened
-
-    with closing(open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)) as source:
-        yield Opened(_tensors(source), source.identity())
-
-
-def _tensors(source: Source) -> list[Tensor]:
+def tensors_of(source: Source) -> list[Tensor]:
+    """Return all tensors of an opened artifact, in order."""
     with gc_paused():  # many small objects, none of them garbage
         return list(checkpoint_of(source).values())
 

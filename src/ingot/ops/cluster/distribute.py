@@ -1,4 +1,4 @@
-"""A plan whose steps are done by many workers: the driver plans, hands out tasks, and publishes."""
+"""A plan whose steps are done by many workers: the driver plans, hands out tasks, checks results, and publishes."""
 
 from __future__ import annotations
 
@@ -8,53 +8,67 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Protocol
 
+from msgspec import Struct
+
 from ingot.core.atomic import TakesOver
 from ingot.core.progress import Progress
-from ingot.engine.cluster.crew import Crew
-from ingot.engine.cluster.elsewhere import elsewhere
-from ingot.engine.cluster.notes import Made, Note, Task, note_json, note_of
-from ingot.engine.cluster.pool import Pool, worker_name
+from ingot.core.structs import warm
+from ingot.engine.cluster import messages
+from ingot.engine.cluster.messages import InvalidMessageError, Task, TaskResult, Token, WorkerLostError
+from ingot.engine.cluster.pool import Pool
+from ingot.engine.cluster.remote_step import remote_step
+from ingot.engine.cluster.run_task import (
+    OpenJob,
+    PartsFile,
+    PrefixedTarget,
+    SharedWriter,
+    has_fixed_place,
+    run_task,
+)
+from ingot.engine.cluster.task_runner import TaskRunner
+from ingot.engine.cluster.task_types import TaskType
 from ingot.engine.cluster.tasks import runs_of
-from ingot.engine.cluster.worker import Kept, PartsFile, Places, Prefixed, has_place, make
+from ingot.engine.cluster.worker import worker_name
 from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
-from ingot.engine.journal import intact
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
+from ingot.errors import FormatError
 from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
 from ingot.model.store import Joined, Store
+from ingot.ops.cluster.results import ResultCheck
 from ingot.stores.local import LocalTarget
 from ingot.stores.shared import SharedFolder
 from ingot.stores.table import share
 
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
-_LARGEST = 1 << 28
 _COPIED = 5_000_000_000  # the largest file that an object store copies by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Who does a plan's steps: ``pool`` starts them, or connects to them.
+    """The workers of a plan's steps: ``pool`` starts them, or connects to them.
 
-    ``plan`` is the plan as JSON, which ``opened``, a function of a module, opens by its address. ``max_ram`` and
-    ``threads`` are each worker's.
+    ``plan`` is the plan as JSON, ``task_type`` the type of its tasks, in ``TASK_TYPES``. ``max_ram`` and ``threads``
+    are each worker's.
     """
 
     pool: Callable[[], Pool]
     max_ram: int | str | None
     threads: int
     plan: bytes
-    opened: Callable[[str], Shared]
+    task_type: str
 
 
 class Shared(Protocol):
-    """A plan in a worker's process, whose sources are open and proven to be what it was made for."""
+    """A plan in a worker, whose sources are open and proven to be those that it was made for."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -82,17 +96,28 @@ class Shared(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker is told once: how to open the plan, its address, and that of where to leave files; ``files`` is the
-    folder in which tensors have their places, where workers see it."""
+@warm
+class Job(Struct, frozen=True, forbid_unknown_fields=True):
+    """The common part of all tasks of a plan.
 
-    opened: Callable[[str], Shared]
+    ``parts`` is the address of the folder that workers leave files in, ``key`` the folder in it that has the plan, and
+    ``files`` the path of the folder in which tensors have their final places. The rest are each worker's resources.
+    """
+
     parts: str
     key: str
     files: str | None
     max_ram: int | str | None
     threads: int
+
+
+@warm
+class StepsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """A task of some steps. Files of this attempt have its token in their names, so that no other attempt has them."""
+
+    job: Job
+    task: Task
+    attempt: Token
 
 
 def distribute(
@@ -103,44 +128,53 @@ def distribute(
     by: Cluster,
     observer: Observer = OBLIVIOUS,
 ) -> Executed:
-    """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and ``Crew``."""
+    """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
+    ``TaskRunner``."""
     staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
     folder = share(staging.share(), create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
-    whole = _whole_files(plan, target) if isinstance(staging, TakesOver) else None
-    known = _known(folder, key, LocalTarget(staging.files)) if staging.resuming else []
-    done = {item.number for note in known for item in note.made}
+    in_full = _files_in_full(plan, target) if isinstance(staging, TakesOver) else None
+    hashed = [observer.points(step) for step in plan.steps]
+    is_shared = files is not None and in_full is None
+    checks = ResultCheck(plan, target, hashed, folder, key, shared=is_shared, in_full=in_full is not None)
+    earlier = _earlier(folder, key, checks) if staging.resuming else []
+    done = {item.number for result in earlier for item in result.steps}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
-    job = Job(by.opened, staging.share(), key, files, by.max_ram, by.threads)
+    job = Job(staging.share(), key, files, by.max_ram, by.threads)
     pool = by.pool()
 
-    def submit(task: Task) -> Future[Note]:
-        return pool.submit(work, job, task)
+    def submit(task: Task) -> Future[TaskResult]:
+        attempt = secrets.token_hex(4)
+        checks.prepare(task)
+        check = partial(checks.check, task=task, attempt=attempt, parts=pool.is_local, places=pool.is_local)
+        future = pool.submit(by.task_type, StepsBody(job, task, attempt), check)
+        future.add_done_callback(lambda done: None if done.cancelled() or done.exception() else checks.forget(task))
+        return future
 
-    def beside(place: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
-        if whole is not None:
+    def beside(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
+        if in_full is not None:
             assert isinstance(staging, TakesOver)
-            staging.take_over(crew.whole)
-        return target.beside(place, written)
+            staging.take_over(runner.files)
+        return target.beside(destination, written)
 
-    hashed = [observer.points(step) for step in plan.steps]
-    tasks = tasks_of(plan, done, pool.slots, hashed) if whole is None else tasks_by_file(plan, done, whole)
-    with Crew(pool, tasks, submit, known, progress) as crew:
-        steps = [elsewhere(step, number, crew, folder.store) for number, step in enumerate(plan.steps)]
-        quiet = replace(resources, progress=Progress(progress.total))  # the crew tells of what is read
+    tasks = tasks_of(plan, done, pool.slots, hashed) if in_full is None else tasks_by_file(plan, done, in_full)
+    with TaskRunner(pool, tasks, submit, earlier, progress, checks.fits) as runner:
+        steps = [remote_step(step, number, runner, folder.store) for number, step in enumerate(plan.steps)]
+        quiet = replace(resources, progress=Progress(progress.total))  # the runner counts source bytes
 
         def reads(written: Store) -> Store:
-            return written if whole is None else Joined(written, folder.store, crew.whole)
+            return written if in_full is None else Joined(written, folder.store, runner.files)
 
-        shared = replace(target, beside=beside, kept=_ends(known), scattered=whole is not None, reads=reads)
+        kept, scattered = _ends(earlier), in_full is not None
+        shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
 
 
 def tasks_of(plan: Plan, done: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
     """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
-    all into several. ``hashed`` are the points of each step whose values are wanted the digests of."""
+    all into several. ``hashed`` are the points of each step whose values are hashed."""
     sizes = [step.in_bytes for step in plan.steps]
     return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces(hashed[number]))
 
@@ -164,11 +198,11 @@ def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task
     return tasks
 
 
-def _whole_files(plan: Plan, target: Target) -> list[str] | None:
-    """Return the file of each step where each of several files can be made as a whole, and copied by a store."""
+def _files_in_full(plan: Plan, target: Target) -> list[str] | None:
+    """Return the file of each step if each of several files can be made in full, and copied by a store."""
     artifact = Artifact(plan.specs, plan.metadata, plan.attachments)
     writer = plan.format.writer(LocalTarget(target.staging.files), target.name, artifact, plan.options)
-    if not isinstance(writer, WholeFiles) or not all(has_place(step) for step in plan.steps):
+    if not isinstance(writer, WholeFiles) or not all(has_fixed_place(step) for step in plan.steps):
         return None
     sizes: dict[str | None, int] = {}
     for spec in plan.specs:
@@ -179,63 +213,72 @@ def _whole_files(plan: Plan, target: Target) -> list[str] | None:
     return [writer.file_of(spec.name) or "" for spec in plan.specs]
 
 
-def _ends(known: Sequence[Note]) -> dict[str, int]:
+def _ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
     """Return the files in which tensors are in their places already, and where the last of each ends."""
     ends: dict[str, int] = {}
-    for record in (item.written for note in known for item in note.made if item.written is not None):
+    for record in (item.written for result in earlier for item in result.steps if item.written is not None):
         for name, offset, length, _ in record["blobs"]:
             ends[name] = max(ends.get(name, 0), offset + length)
     return ends
 
 
-def _known(folder: SharedFolder, key: str, files: LocalTarget) -> list[Note]:
-    """Return what an interrupted run's workers have left whole, each step once; pieces of steps are done again."""
-    states, found, seen = folder.states(key), list[Note](), set[int]()
+def _earlier(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskResult]:
+    """Return what an interrupted run's workers have finished and is still there, each step once.
 
-    def whole(note: Note, made: Made) -> bool:
-        if made.written is not None and not note.task.files:
-            return intact(made.written, files.store())
-        left = dict(zip(note.files, note.states, strict=False))
-        wanted = [made.file] if made.written is None else note.files
-        return all(states.get(name.rpartition("/")[2]) == left.get(name, "") for name in wanted if name)
+    Rows of steps are done again. Of files in buckets the store's names of versions are compared.
+    """
+    results: list[TaskResult] = []
+    for name in folder.states(key):
+        if name != _PLAN and name.endswith(".json"):
+            try:
+                result = messages.decode(
+                    folder.store.read(f"{key}/{name}", messages.LARGEST, "cluster.note"), TaskResult
+                )
+            except InvalidMessageError:
+                continue
+            if name == f"{result.task.name}.{result.attempt}.json" and result.task.rows is None:
+                results.append(result)
+    earlier, seen = list[TaskResult](), set[int]()
+    for result in sorted(results, key=lambda item: item.task.start):
+        if seen.isdisjoint(range(result.task.start, result.task.stop)) and _is_there(result, checks):
+            seen.update(range(result.task.start, result.task.stop))
+            earlier.append(result)
+    return earlier
 
-    for name in sorted(states):
-        if name == _PLAN or not name.endswith(".json"):
-            continue
-        try:
-            note = note_of(folder.store.read(f"{key}/{name}", _LARGEST, "cluster.note"))
-        except (ValueError, TypeError, KeyError):
-            continue
-        made = [item for item in note.made if note.task.rows is None and item.number not in seen and whole(note, item)]
-        if note.task.files and len(made) < len(note.made):
-            continue  # as a whole or not at all
-        seen.update(item.number for item in made)
-        found.append(replace(note, made=made))
-    return found
+
+def _is_there(result: TaskResult, checks: ResultCheck) -> bool:
+    checks.prepare(result.task)
+    try:
+        checks.check(result, result.task, result.attempt, parts=False, places=True)
+    except WorkerLostError:
+        return False
+    finally:
+        checks.forget(result.task)
+    return True
 
 
 class _Opened:
-    """A job's plan in a worker's process: the open source, and the writer of the files that others write too."""
+    """A job's plan in a worker: the open sources, and the writer of the files that other workers write too."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, opened: Callable[[str], Shared], job: Job) -> None:
         self.job = job
-        self.plan = job.opened(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}")
-        self._places: Places | None = None
+        self.plan = opened(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}")
+        self._placed: SharedWriter | None = None
 
-    def places(self, number: int) -> Places | None:
-        """Return where tensors are put, at one that is not after this; None where that is not known before."""
+    def placed(self, number: int) -> SharedWriter | None:
+        """Return the writer of final places, at a tensor that is not after this one; None if there are none."""
         if self.job.files is None:
             return None
-        if self._places is None or self._places.position > number:
+        if self._placed is None or self._placed.position > number:
             self._leave()
-            self._places = self._writer(LocalTarget(self.job.files))
-        return self._places
+            self._placed = self._writer(LocalTarget(self.job.files))
+        return self._placed
 
-    def whole(self, target: bytesource.Target) -> Places:
-        """Return where the tensors of whole files are put, which are made elsewhere than in the others' place."""
-        places = self._writer(target)
-        assert places is not None
-        return places
+    def in_full(self, target: bytesource.Target) -> SharedWriter:
+        """Return the writer of files that this worker makes in full, in another folder than the final one."""
+        writer = self._writer(target)
+        assert writer is not None
+        return writer
 
     def close(self) -> None:
         """Close all files."""
@@ -243,41 +286,85 @@ class _Opened:
         self.plan.close()
 
     def _leave(self) -> None:
-        if self._places is not None:
-            self._places.writer.abort()
-            self._places = None
+        if self._placed is not None:
+            self._placed.writer.abort()
+            self._placed = None
 
-    def _writer(self, target: bytesource.Target) -> Places | None:
+    def _writer(self, target: bytesource.Target) -> SharedWriter | None:
         writer = self.plan.writer(target)
-        return Places(writer, self.plan.names) if isinstance(writer, Skips) else None
+        return SharedWriter(writer, self.plan.names) if isinstance(writer, Skips) else None
 
 
-_KEPT = Kept[Job, _Opened](lambda job: closing(_Opened(job)))
+def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> None:
+    """Refuse rows of a task that its step cannot be cut at."""
+    if task.rows is None:
+        return
+    start, stop = task.rows
+    cut = plan.steps[0].pieces(hashed[0]) if len(plan.steps) == 1 else None
+    if cut is None or not start < stop <= cut[0] or start % cut[1] or (stop % cut[1] and stop != cut[0]):
+        raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 
 
-def work(job: Job, task: Task) -> Note:
-    """Do a task, in a worker's process; errors as ``engine.cluster.worker.make`` and of opening the plan."""
-    started = time.perf_counter()
-    try:
-        opened = _KEPT.opened(job)
+def _open_conversion(address: str) -> Shared:
+    from ingot.ops.convert.planfile import shared
+
+    return shared(address)
+
+
+def _open_delta(address: str) -> Shared:
+    from ingot.ops.delta.planfile import shared
+
+    return shared(address)
+
+
+class StepsType(TaskType[StepsBody, TaskResult]):
+    """Tasks of plans that ``opened`` opens; the last plan stays open."""
+
+    def __init__(self, opened: Callable[[str], Shared]) -> None:
+        super().__init__(StepsBody, TaskResult, self._run_or_close)
+        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
+
+    def close(self) -> None:
+        """Close the plan."""
+        self._open.close()
+
+    def opened(self, job: Job) -> _Opened:
+        """Return a job's plan, which is opened if another job's was open."""
+        return self._open.opened(job)
+
+    def _run_or_close(self, body: StepsBody) -> TaskResult:
+        """Run a task; errors as ``engine.cluster.run_task.run_task`` and of opening the plan."""
+        try:
+            return self._run(body)
+        except BaseException:
+            self.close()  # a writer may be inside a tensor
+            raise
+
+    def _run(self, body: StepsBody) -> TaskResult:
+        started = time.perf_counter()
+        job, task = body.job, body.task
+        opened = self.opened(job)
         resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
         numbers = range(task.start, task.stop)
+        if not task.start < task.stop <= len(opened.plan.names):
+            raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
         plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
-        folder, name = share(job.parts), f"{job.key}/{task.name}.{secrets.token_hex(4)}"
+        _require_rows(task, plan, hashed)
+        folder, name = share(job.parts), f"{job.key}/{task.name}.{body.attempt}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
-            whole = opened.whole(Prefixed(adding.files, f"{name}.")) if task.files else None
-            made = make(plan, task, parts, whole or opened.places(task.start), resources, hashed)
+            in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None
+            steps = run_task(plan, task, parts, in_full or opened.placed(task.start), resources, hashed)
             opened.plan.require_unchanged()
             if job.files is not None:
-                written = {blob[0] for item in made if item.written for blob in item.written["blobs"]}
+                written = {blob[0] for item in steps if item.written for blob in item.written["blobs"]}
                 LocalTarget(job.files).flush(sorted(written))
-            left = [f"{name}.{file}" for file in task.files] or ([] if parts.is_empty else [parts.name])
-            adding.publish(left)
-            states = [folder.state(item) for item in left]
-        note = Note(task, worker_name(), time.perf_counter() - started, made, left, states)
-        folder.write(f"{name}.json", note_json(note))
-    except BaseException:
-        _KEPT.close()  # a writer may be inside a tensor
-        raise
-    return note
+            files = [f"{name}.{file}" for file in task.files] or ([] if parts.is_empty else [parts.name])
+            adding.publish(files)
+            states = [folder.state(item) for item in files]
+        result = TaskResult(task, body.attempt, worker_name(), time.perf_counter() - started, steps, files, states)
+        folder.write(f"{name}.json", messages.encode(result))
+        return result
+
+
+CONVERT, DELTA = StepsType(_open_conversion), StepsType(_open_delta)

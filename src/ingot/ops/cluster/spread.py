@@ -1,4 +1,4 @@
-"""What is asked of each of many items, by many workers: the driver lists and hands out, and gets what each gave."""
+"""Questions about each of many items, answered by many workers: the driver lists the items and collects the answers."""
 
 from __future__ import annotations
 
@@ -6,87 +6,148 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
-import ingot
+import msgspec
+from msgspec import Meta, Struct, structs
+
 from ingot.core.progress import Progress
-from ingot.engine.cluster.handing import Tally, hand_out
-from ingot.engine.cluster.notes import Task
-from ingot.engine.cluster.pool import Pool, worker_name
+from ingot.core.structs import warm
+from ingot.engine.cluster.messages import Task, WorkerLostError
+from ingot.engine.cluster.pool import Pool
+from ingot.engine.cluster.run_task import OpenJob
+from ingot.engine.cluster.scheduler import WorkerStats, run_tasks
+from ingot.engine.cluster.task_types import TASK_TYPES, TaskType
 from ingot.engine.cluster.tasks import runs_of
-from ingot.engine.cluster.worker import Kept
-from ingot.errors import IntegrityError, UsageError
+from ingot.engine.cluster.worker import worker_name
+from ingot.errors import FormatError, IntegrityError
 from ingot.ops.identity import same_identity
 from ingot.ops.open import path_here
 
-Options = TypeVar("Options")
+Options = TypeVar("Options", bound=Struct)
+Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Opened(Generic[Item]):
-    """What an inquiry is of: a tensor, or what belongs together, per item; and what tells the files from others."""
+    """The items that a question is about: a tensor each, or what belongs together; and the identity of the files."""
 
     items: Sequence[Item]
     identity: Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Inquiry(Generic[Options, Item, Result]):
-    """What is asked of items, as workers are told of it.
+@warm
+class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
+    """The files that items lie in: the options by which the driver has opened them, the addresses of those options that
+    are paths, and the identity of what the driver found there."""
 
-    ``opened`` is a function of a module that opens what ``options`` name as the driver has done it: those that are
-    paths have ``addresses``, and ``identity`` tells what the driver found there. ``of`` is what is asked of an item,
-    something that can be pickled and compared.
-    """
-
-    opened: Callable[[Options], AbstractContextManager[Opened[Item]]]
-    of: Callable[..., Result]
     options: Options
-    addresses: Mapping[str, str]
-    identity: Sequence[Any]
-    version: str = ingot.__version__
+    addresses: dict[str, str]
+    identity: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """An item by its number among all, the bytes that are read for it, and what is ``told`` of it beside."""
+@warm
+class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown_fields=True):
+    """A task of some items: the number of each, and the question's arguments for it."""
 
-    number: int
-    nbytes: int
-    told: tuple[Any, ...] = ()
+    files: Files[Options]
+    task: Task
+    items: list[tuple[Annotated[int, Meta(ge=0)], Arguments]]
 
 
-@dataclass(frozen=True, slots=True)
-class Done(Generic[Result]):
-    """What a worker made of a task."""
+@warm
+class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=True):
+    """The results of a task, one per item."""
 
     worker: str
-    seconds: float
-    results: Sequence[Result]
+    seconds: Annotated[float, Meta(ge=0)]
+    results: list[Result]
 
 
-def spread(
-    inquiry: Inquiry[Options, Item, Result], wanted: Sequence[Wanted], pool: Pool, progress: Progress
-) -> list[Result]:
-    """Have workers answer an inquiry.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question about one item: the item's number among all, its name, the bytes that are read for it, and the
+    question's arguments."""
+
+    number: int
+    name: str
+    nbytes: int
+    arguments: tuple[Any, ...] = ()
+
+
+class Question(TaskType[Any, Any]):
+    """A function of an item, for workers.
 
     Parameters
     ----------
-    inquiry : Inquiry
-    wanted : sequence of Wanted
-        The items that it is of.
+    options, arguments, result : type
+        Types of messages: what ``opened`` gets, what ``function`` gets after the item, and what it returns.
+    opened : callable
+        Opens the items.
+    function : callable
+        Returns the answer.
+    """
+
+    def __init__(
+        self,
+        options: type[Options],
+        arguments: Any,
+        result: Any,
+        opened: Callable[[Options], AbstractContextManager[Opened[Item]]],
+        function: Callable[..., Any],
+    ) -> None:
+        body: Any = ItemsBody
+        answer: Any = ItemsResult
+        super().__init__(body[options, arguments], answer[result], self._answer)
+        for cls in (self.body, self.result):
+            msgspec.json.Decoder(cls)  # before threads meet at its first use, as ``warm`` says
+        self._open = OpenJob[Files[Options], Opened[Item]](lambda files: _opened(opened, files))
+        self._function = function
+
+    def _answer(self, body: ItemsBody[Any, Any]) -> ItemsResult[Any]:
+        """Run a task, in a worker; errors as ``ask``, and of the function."""
+        started = time.perf_counter()
+        try:
+            items = self._open.opened(body.files).items
+            results = [self._function(_item(items, number), *arguments) for number, arguments in body.items]
+        except BaseException:
+            self.close()
+            raise
+        return ItemsResult(worker_name(), time.perf_counter() - started, results)
+
+    def close(self) -> None:
+        """Close the files of the last task."""
+        self._open.close()
+
+
+def _item(items: Sequence[Item], number: int) -> Item:
+    if number >= len(items):
+        raise FormatError("cluster.task", f"expected the number of one of {len(items)} items, found {number}")
+    return items[number]
+
+
+def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, progress: Progress) -> list[Any]:
+    """Have workers answer a question about items.
+
+    Parameters
+    ----------
+    question : str
+        The name of a ``Question`` in ``TASK_TYPES``.
+    files : Files
+    queries : sequence of Query
+        The items.
     pool : Pool
-        Not closed here: after an error workers may be inside of their tasks.
+        Not closed here: after an error workers may be inside their tasks.
     progress : Progress
-        Told of every task.
+        Gets the bytes of every task.
 
     Returns
     -------
     list
-        What each item gave, in order.
+        The result for each item, in order.
 
     Raises
     ------
@@ -95,54 +156,51 @@ def spread(
     UsageError
         ``cluster.version``: a worker has another version of Ingot.
     ResourceError
-        As ``hand_out``; any other error is that of the first item that has one.
+        As ``run_tasks``; any other error is that of the first item that has one.
     """
-    found: dict[int, Sequence[Result]] = {}
-    tally = Tally(progress)
+    results: dict[int, Sequence[Any]] = {}
+    stats = WorkerStats(progress)
 
-    def submit(task: Task) -> Future[Done[Result]]:
-        return pool.submit(work, inquiry, task, [(item.number, item.told) for item in wanted[task.start : task.stop]])
+    def submit(task: Task) -> Future[ItemsResult[Any]]:
+        chosen = queries[task.start : task.stop]
+        body = ItemsBody(files, task, [(item.number, item.arguments) for item in chosen])
+        return pool.submit(question, body, lambda result: _require_answers(result, chosen))
 
-    def settle(task: Task, done: Done[Result]) -> None:
-        found[task.start] = done.results
-        tally.add(done.worker, task.nbytes, done.seconds)
+    def settle(task: Task, result: ItemsResult[Any]) -> None:
+        results[task.start] = result.results
+        stats.add(result.worker, task.nbytes, result.seconds)
 
-    hand_out(pool, runs_of([item.nbytes for item in wanted], pool.slots), submit, settle)
-    return [result for _, results in sorted(found.items(), key=lambda item: item[0]) for result in results]
+    assert isinstance(TASK_TYPES[question], Question)
+    run_tasks(pool, runs_of([item.nbytes for item in queries], pool.slots), submit, settle)
+    return [result for _, items in sorted(results.items(), key=lambda pair: pair[0]) for result in items]
+
+
+def _require_answers(result: ItemsResult[Any], queries: Sequence[Query]) -> None:
+    """Refuse a result with other items than the task; of some questions a result states the item's name."""
+    names = [getattr(item, "name", None) for item in result.results]
+    if len(names) != len(queries) or any(
+        name not in (None, item.name) for name, item in zip(names, queries, strict=True)
+    ):
+        raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: of other tensors than the task")
 
 
 @contextmanager
-def _opened(inquiry: Inquiry[Any, Any, Any]) -> Iterator[Opened[Any]]:
-    """Open what an inquiry is of, and prove it to be what the driver has opened; errors as ``spread``."""
-    if inquiry.version != ingot.__version__:
-        raise UsageError(
-            f"expected Ingot {inquiry.version} as the driver has it, found {ingot.__version__}: install the same one",
-            rule="cluster.version",
-            where=worker_name(),
-        )
-    paths = {name: path_here(getattr(inquiry.options, name), url) for name, url in inquiry.addresses.items()}
-    with inquiry.opened(replace(inquiry.options, **paths)) as opened:
-        if not same_identity(opened.identity, inquiry.identity):
+def _opened(
+    opened: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
+) -> Iterator[Opened[Item]]:
+    """Open items, and prove the files to be those that the driver has opened; errors as ``ask``."""
+    paths = {name: path_here(getattr(files.options, name), url) for name, url in files.addresses.items()}
+    with opened(structs.replace(files.options, **paths)) as items:
+        if not same_identity(items.identity, files.identity):
             raise IntegrityError(
                 "cluster.source",
-                "expected the files that the driver has opened, found others, or ones that were written to since",
+                "the files here are not those that the driver has opened, or were written to since; run again when "
+                "they are complete",
                 where=worker_name(),
             )
-        yield opened
+        yield items
 
 
-_KEPT = Kept[Inquiry[Any, Any, Any], Opened[Any]](_opened)
-
-
-def work(
-    inquiry: Inquiry[Options, Item, Result], task: Task, wanted: Sequence[tuple[int, tuple[Any, ...]]]
-) -> Done[Result]:
-    """Do a task, in a worker's process; errors as ``spread``, and of what is asked."""
-    started = time.perf_counter()
-    try:
-        items = _KEPT.opened(inquiry).items
-        results = [inquiry.of(items[number], *told) for number, told in wanted]
-    except BaseException:
-        _KEPT.close()
-        raise
-    return Done(worker_name(), time.perf_counter() - started, results)
+def files_of(options: Options, addresses: Mapping[str, str], identity: Sequence[Any]) -> Files[Options]:
+    """Return the files of a question, as a message has them."""
+    return Files(options, dict(addresses), list(identity))

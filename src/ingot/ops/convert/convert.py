@@ -116,15 +116,16 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
 
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
-    """Return who does the steps where this process does not; errors as ``plan_json``."""
+    """Return the workers of the steps; None if this process does them. Errors as ``plan_json``."""
     if not is_elsewhere(options.engine, options.address):
         return None
     from ingot.engine.cluster.pool import pool_of
     from ingot.ops.cluster.distribute import Cluster
-    from ingot.ops.convert.planfile import plan_json, shared
+    from ingot.ops.convert.planfile import plan_json
 
     plan, threads = plan_json(prepared, options), options.threads or 1
-    return Cluster(partial(pool_of, options.engine, options.address, threads), options.max_ram, threads, plan, shared)
+    pool = partial(pool_of, options.engine, options.address, threads)
+    return Cluster(pool, options.max_ram, threads, plan, "convert")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from os import PathLike
+from os import PathLike, fspath
 
 import numpy as np
+from msgspec import Struct
 
 from ingot.core.dtypes import file_bytes
 from ingot.core.floats import FLOATS
 from ingot.core.parallel import default_workers, ordered
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
+from ingot.core.structs import warm
 from ingot.engine.chunks import chunks
 from ingot.engine.cluster.pool import pool_of
 from ingot.engine.route import Route
 from ingot.errors import IntegrityError
 from ingot.model.report import Figure, Line, Report, table_of
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.cluster.spread import Inquiry, Opened, Wanted, spread
+from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.delta.report import TensorDiff, tensors_table
 from ingot.ops.identity import tensor_digest
@@ -61,32 +63,32 @@ def delta_cost(
     FormatError
         ``part.max-decompressed``: a compressed part of one of the three states more.
     UsageError
-        ``cluster.engine``; with workers errors as ``ops.cluster.spread.spread``.
+        ``cluster.engine``; with workers errors as ``ops.cluster.spread.ask``.
     """
-    elsewhere, asked = is_elsewhere(engine, address), _Asked(base, delta, finetuned, max_decompressed)
-    with _opened(asked) as opened:
-        state = Progress(sum(item.tuned.nbytes for item in opened.items), progress)
-        if elsewhere:
-            paths = {"base": base, "delta": delta, "finetuned": finetuned}
-            addresses = {name: address_of(path) for name, path in paths.items()}
-            inquiry = Inquiry(_opened, _cost, asked, addresses, opened.identity)
-            wanted = [Wanted(number, item.tuned.nbytes) for number, item in enumerate(opened.items)]
+    by_workers = is_elsewhere(engine, address)
+    opened = DeltaFiles(fspath(base), fspath(delta), fspath(finetuned), max_decompressed)
+    with open_items(opened) as items:
+        state = Progress(sum(item.tuned.nbytes for item in items.items), progress)
+        if by_workers:
+            addresses = {name: address_of(getattr(opened, name)) for name in ("base", "delta", "finetuned")}
+            files = files_of(opened, addresses, items.identity)
+            queries = [Query(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
             with closing(pool_of(engine, address)) as pool:
-                return spread(inquiry, wanted, pool, state)
+                return ask("delta-cost", files, queries, pool, state)
         costs = []
-        for item in ordered(_cost, opened.items, default_workers()):
+        for item in ordered(cost_of, items.items, default_workers()):
             costs.append(item)
             state.advance(item.tuned_nbytes, item.name)
         return costs
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a delta's cost is asked of."""
+@warm
+class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """A base, a delta and a fine-tune, as a worker opens them."""
 
-    base: AnyPath
-    delta: AnyPath
-    finetuned: AnyPath
+    base: str
+    delta: str
+    finetuned: str
     max_decompressed: int | str | None
 
 
@@ -101,17 +103,17 @@ class _Item:
 
 
 @contextmanager
-def _opened(asked: _Asked) -> Iterator[Opened[_Item]]:
+def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
     """Open all three, in a worker too; errors as ``delta_cost``."""
-    opened = partial(open_checkpoint, io="pread", max_decompressed=asked.max_decompressed)
-    with opened(asked.base) as first, opened(asked.delta) as second, opened(asked.finetuned) as tuned:
+    opened = partial(open_checkpoint, io="pread", max_decompressed=files.max_decompressed)
+    with opened(files.base) as first, opened(files.delta) as second, opened(files.finetuned) as tuned:
         link = link_of(second)
         routes = stages(first, [link])[-1]
-        odd = set(routes) ^ set(tuned)
-        if odd:
+        unmatched = set(routes) ^ set(tuned)
+        if unmatched:
             raise IntegrityError(
                 "delta.tuned",
-                f"expected the tensors of the delta's result, found {min(odd)[:200]!r} in only one of them",
+                f"expected the tensors of the delta's result, found {min(unmatched)[:200]!r} in only one of them",
                 where=tuned.location,
             )
         ops = {name: change.op for name, change in link.info.tensors.items()}
@@ -142,7 +144,8 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
     return Report(figures, (), tables, closing)
 
 
-def _cost(item: _Item) -> TensorDiff:
+def cost_of(item: _Item) -> TensorDiff:
+    """Return what a tensor costs."""
     route, tuned, stored = item.route, item.tuned, item.stored
     if route.shape != tuned.shape or route.dtype != tuned.dtype:
         raise IntegrityError(

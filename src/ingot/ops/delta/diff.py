@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from os import fspath
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.memory import anonymous_in_use, parse_size
@@ -41,7 +42,7 @@ from ingot.ops.delta.expected import expected
 from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
-from ingot.ops.delta.pairs import Asking, ByWorkers, Here, Reading, digest_of, pairs_of
+from ingot.ops.delta.pairs import Asking, ByWorkers, Here, PairFiles, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, tensor_diffs
 from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, Storage, is_matrix
@@ -183,8 +184,9 @@ class _Diff:
         self._asking: Asking = Here(self._pairs, self._resources.workers)
         if pool is not None:
             paths = [path for path in (options.base, options.finetuned) if not isinstance(path, Mapping)]
-            how = Reading(paths[0], paths[1], options.io, options.verify, options.max_decompressed)
-            self._asking = ByWorkers(self._pairs, sources, how, pool, self._progress)
+            how = (options.io, options.verify, options.max_decompressed)
+            files = PairFiles(fspath(paths[0]), fspath(paths[1]), *how)
+            self._asking = ByWorkers(self._pairs, sources, files, pool, self._progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
         self._account = Account()
@@ -224,7 +226,7 @@ class _Diff:
         if self._pool is None:
             return execute(plan, self._sources, target, self._resources, observer)
         from ingot.ops.cluster.distribute import Cluster, distribute
-        from ingot.ops.delta.planfile import delta_plan_json, shared, source_data
+        from ingot.ops.delta.planfile import delta_plan_json, source_data
 
         pool, options = self._pool, self._options
         read = [
@@ -232,7 +234,7 @@ class _Diff:
             for checkpoint, source in zip((self._base, self._tuned), self._sources, strict=True)
         ]
         told = delta_plan_json("diff", plan, read, self._place, observer.points)
-        cluster = Cluster(lambda: pool, options.max_ram, options.threads or 1, told, shared)
+        cluster = Cluster(lambda: pool, options.max_ram, options.threads or 1, told, "delta")
         return distribute(plan, self._sources, target, self._resources, cluster, observer)
 
     def _digests(self, side: int, names: Sequence[str]) -> Mapping[str, str]:
@@ -320,7 +322,7 @@ class _Diff:
             return
         from ingot.ops.delta.draft import DraftData
 
-        found = list(self._asking.each(DraftData(self._draft), names, self._told(names)))
+        found = list(self._asking.each(DraftData.from_draft(self._draft), names, self._told(names)))
         steps = bound_steps([item.step for item in found], [self._base, self._tuned], self._place.format)
         for item, step in zip(found, steps, strict=True):
             yield None, Drafted(item.op, step, item.digest)

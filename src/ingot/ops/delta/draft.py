@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
 from ingot.codecs.reach import Reaching, reaching
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
+from ingot.core.structs import warm
 from ingot.engine.bind import StepData
 from ingot.engine.chunks import pieces
-from ingot.engine.data import step_data
+from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.pair import Diff
 from ingot.engine.route import is_opaque
 from ingot.engine.specs import difference_spec, encoded_spec
@@ -186,12 +188,21 @@ class DraftedData:
     digest: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DraftData:
-    """A draft whose steps are wanted as data; called with what ``Draft.drafted`` takes."""
+@warm
+class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
+    """A draft without statistics, whose steps are returned as data; called with the arguments of ``Draft.drafted``."""
 
-    draft: Draft
+    container: str
+    strategy: str
+    default: bool
+    options: dict[str, Any]
+
+    @classmethod
+    def from_draft(cls, draft: Draft) -> DraftData:
+        """Return the fields of a draft."""
+        return cls(draft.container, draft.strategy, draft.default, plain(draft.options))
 
     def __call__(self, both: Both, storage: Storage | None = None, count: int | None = None) -> DraftedData:
-        found = self.draft.drafted(both, storage, count)
-        return DraftedData(found.op, msgspec.convert(step_data(found.step), StepData), found.digest)
+        draft = Draft(self.container, self.strategy, self.default, unplain(self.options))
+        drafted = draft.drafted(both, storage, count)
+        return DraftedData(drafted.op, msgspec.convert(step_data(drafted.step), StepData), drafted.digest)

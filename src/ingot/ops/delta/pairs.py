@@ -7,16 +7,18 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
+
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
+from ingot.core.structs import warm
 from ingot.engine.cluster.pool import Pool
 from ingot.model.checkpoint import many_of
 from ingot.model.lazy import Made, Many
 from ingot.model.tensor import Tensor
-from ingot.ops.cluster.spread import Inquiry, Opened, Wanted, spread
+from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
-from ingot.ops.options import AnyPath
 
 R = TypeVar("R")
 
@@ -88,8 +90,8 @@ class Asking(Protocol):
     def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> Iterable[R]:
         """Return ``of(pair, *told)`` for every name, in order.
 
-        ``of`` is a function of a module, or something else that can be pickled and compared; ``told`` is nothing, or
-        has as many items as there are names.
+        Workers know the functions of ``ops.delta.questions.pair_question``. ``told`` is nothing, or has as many items
+        as there are names.
         """
         ...
 
@@ -106,12 +108,12 @@ class Here:
         return ordered(lambda item: of(self._pairs[item[0]], *item[1]), asked, self._workers)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Two artifacts, and how they are opened."""
+@warm
+class PairFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """A base and a fine-tune, as a worker opens them."""
 
-    base: AnyPath
-    tuned: AnyPath
+    base: str
+    tuned: str
     io: str
     verify: bool
     max_decompressed: int | str | None
@@ -120,32 +122,34 @@ class Reading:
 class ByWorkers:
     """The workers of a pool answer. ``Asking``.
 
-    ``sources`` are the two as the driver has opened them; ``progress`` is told of what they read, which is added to its
-    total.
+    ``sources`` are the two as the driver has opened them; ``progress`` gets the bytes that workers read, which are
+    added to its total.
     """
 
     def __init__(
-        self, pairs: Mapping[str, Both], sources: Sequence[Source], how: Reading, pool: Pool, progress: Progress
+        self, pairs: Mapping[str, Both], sources: Sequence[Source], files: PairFiles, pool: Pool, progress: Progress
     ) -> None:
-        self._pairs, self._how, self._pool, self._progress = pairs, how, pool, progress
+        self._pairs, self._files, self._pool, self._progress = pairs, files, pool, progress
         self._numbers = {name: number for number, name in enumerate(pairs)}
         self._addresses = {"base": sources[0].url, "tuned": sources[1].url}
         self._identity = [weights_of(source).identity() for source in sources]
 
     def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> list[R]:
-        """As ``Asking.each``; errors as ``spread``."""
-        asked = zip(names, told or [()] * len(names), strict=True)
-        wanted = [Wanted(self._numbers[name], self._pairs[name].nbytes, item) for name, item in asked]
-        self._progress.total += sum(item.nbytes for item in wanted)
-        inquiry = Inquiry(_opened, of, self._how, self._addresses, self._identity)
-        return spread(inquiry, wanted, self._pool, self._progress)
+        """As ``Asking.each``, for what ``pair_question`` knows; errors as ``ask``."""
+        from ingot.ops.delta.questions import pair_question
+
+        pairs = zip(names, told or [()] * len(names), strict=True)
+        queries = [Query(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
+        self._progress.total += sum(item.nbytes for item in queries)
+        question, options = pair_question(of, self._files)
+        return ask(question, files_of(options, self._addresses, self._identity), queries, self._pool, self._progress)
 
 
 @contextmanager
-def _opened(how: Reading) -> Iterator[Opened[Both]]:
+def open_pairs(files: PairFiles) -> Iterator[Opened[Both]]:
     """Open both again, in a worker."""
-    more: dict[str, Any] = {"io": how.io, "verify": how.verify, "max_decompressed": how.max_decompressed}
-    with closing(open_source(how.base, **more)) as first, closing(open_source(how.tuned, **more)) as second:
+    more: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
+    with closing(open_source(files.base, **more)) as first, closing(open_source(files.tuned, **more)) as second:
         base, tuned = weights_of(first), weights_of(second)
         yield Opened(list(pairs_of(base, tuned).values()), [base.identity(), tuned.identity()])
 

@@ -154,7 +154,7 @@ class _Patch:
     def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:
         from ingot.engine.cluster.pool import pool_of
         from ingot.ops.cluster.distribute import Cluster, distribute
-        from ingot.ops.delta.planfile import delta_plan_json, shared, source_data
+        from ingot.ops.delta.planfile import delta_plan_json, source_data
 
         options, threads = self._options, self._options.threads or 1
         how = (options.io, options.check_digests, options.max_decompressed)
@@ -162,7 +162,7 @@ class _Patch:
         read = [source_data(item, source.url, *how) for item, source in zip(checkpoints, self._sources, strict=True)]
         told = delta_plan_json("patch", plan, read, self._place, proof.points)
         pool = partial(pool_of, options.engine, options.address, threads)
-        cluster = Cluster(pool, options.max_ram, threads, told, shared)
+        cluster = Cluster(pool, options.max_ram, threads, told, "delta")
         return distribute(plan, self._sources, target, self._resources, cluster, proof)
 
     def _plan(self, routes: Routes, first: Sequence[str]) -> Plan:

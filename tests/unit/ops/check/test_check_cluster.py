@@ -6,10 +6,10 @@ import _thread
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.engine.cluster import tasks
-from ingot.engine.cluster.handing import hand_out
-from ingot.engine.cluster.notes import Task
+from ingot.engine.cluster import tasks, worker
+from ingot.engine.cluster.messages import Task, WorkerLostError
 from ingot.engine.cluster.pool import Processes
+from ingot.engine.cluster.scheduler import run_tasks
 from ingot.errors import IngotError
-from ingot.ops.cluster import spread
 from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
@@ -30,7 +29,7 @@ Check = Callable[..., Any]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files that differ in values, names and shapes, each tensor a task; two tensors of a third are damaged."""
     rng = np.random.default_rng(5)
     weights = {name: rng.standard_normal((64, 128)).astype(np.float32) for name in NAMES}
@@ -40,8 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ingot.convert(tmp_path / "plain" / "m.safetensors", tmp_path / "b.zt", recipe="int4")
     damage(tmp_path / "b.zt", tmp_path / "damaged.zt", NAMES[2], NAMES[4])
     monkeypatch.setattr(tasks, "LEAST", 1 << 10)
-    yield tmp_path
-    spread._KEPT.close()
+    return tmp_path
 
 
 def damage(path: Path, out: Path, *names: str) -> None:
@@ -76,7 +74,7 @@ def test_the_report_is_that_of_one_process(
     """However many workers there are, some are lost, and the path is one of this process's folder."""
     monkeypatch.chdir(folder)
     here = check(Path())
-    pool = Inline(lambda count: EOFError() if count in (1, 4) else None, slots)
+    pool = Inline(lambda count: WorkerLostError("lost") if count in (1, 4) else None, slots)
     hire(pool)
     events: list[ingot.ProgressEvent] = []
     assert check(Path(), engine="processes", progress=events.append) == here
@@ -142,21 +140,15 @@ def test_the_error_is_that_of_the_first_task_that_has_one() -> None:
     late = threading.Timer(0.05, futures[every[1]].set_exception, [ValueError("earlier")])
     late.start()
     with pytest.raises(ValueError, match="earlier"):
-        hand_out(Inline(), every, submit, lambda task, found: None)
+        run_tasks(Inline(), every, submit, lambda task, found: None)
     late.join()
 
 
-def test_workers_that_find_another_file_are_refused(
-    folder: Path, hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = spread.work
-
-    def replaced(*told: Any) -> Any:
+def test_workers_that_find_another_file_are_refused(folder: Path, hire: Callable[..., None]) -> None:
+    def replace_file(count: int) -> None:
         (folder / "b.zt").write_bytes((folder / "damaged.zt").read_bytes())
-        return real(*told)
 
-    monkeypatch.setattr(spread, "work", replaced)
-    hire(Inline())
+    hire(Inline(replace_file))
     with pytest.raises(IngotError) as caught:
         compare(folder, engine="processes")
     assert caught.value.rule == "cluster.source"
@@ -165,8 +157,7 @@ def test_workers_that_find_another_file_are_refused(
 def test_workers_of_another_version_are_refused(
     folder: Path, hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = spread.work
-    monkeypatch.setattr(spread, "work", lambda asked, *told: real(replace(asked, version="0.0.9"), *told))
+    monkeypatch.setattr(worker, "ingot", SimpleNamespace(__version__="0.0.9"))
     hire(Inline())
     with pytest.raises(IngotError) as caught:
         verify(folder, engine="processes")

@@ -19,7 +19,8 @@ import pytest
 
 import ingot
 from ingot.engine.cluster import tasks
-from ingot.engine.cluster.pool import Processes, WorkerLost
+from ingot.engine.cluster.messages import WorkerLostError
+from ingot.engine.cluster.pool import Processes
 from ingot.errors import IngotError
 from ingot.testing.s3 import environment
 from ingot.testing.web import WebServer
@@ -54,7 +55,7 @@ def test_the_bytes_are_those_of_a_local_run(
 ) -> None:
     (source.parent / "here").mkdir()
     here = ingot.convert(source, source.parent / "here" / name, **more)
-    hire(Inline(lambda count: EOFError() if count in (1, 4) else None))
+    hire(Inline(lambda count: WorkerLostError("lost") if count in (1, 4) else None))
     events: list[ingot.ProgressEvent] = []
     report = ingot.convert(source, source.parent / name, engine="processes", progress=events.append, **more)
     assert events[-1].done == events[-1].total
@@ -160,7 +161,7 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_resumes(source: Pat
 
 
 def test_a_task_whose_workers_all_die_ends_the_run(source: Path, hire: Callable[..., None]) -> None:
-    pool = Inline(lambda count: EOFError())
+    pool = Inline(lambda count: WorkerLostError("lost"))
     hire(pool)
     with pytest.raises(IngotError) as caught:
         ingot.convert(source, source.parent / "x.zt", engine="processes")
@@ -249,19 +250,3 @@ def test_an_unknown_engine_is_refused(source: Path, more: dict[str, Any]) -> Non
     with pytest.raises(IngotError) as caught:
         ingot.convert(source, source.parent / "x.zt", **more)
     assert caught.value.rule == "cluster.engine"
-
-
-def test_processes_hand_back_results_and_errors() -> None:
-    pool = Processes(1)
-    try:
-        assert pool.submit(print, "not a result").result() is None
-        assert pool.submit(os.getpid).result() == pool.pids[0]
-        with pytest.raises(IngotError) as caught:
-            pool.submit(ingot.open, "/missing.zt").result()
-        assert caught.value.rule == "open.missing"
-        with pytest.raises(WorkerLost):
-            pool.submit(os._exit, 3).result()
-        assert pool.submit(os.getpid).result() == pool.pids[0]
-    finally:
-        pool.close()
-    assert pool.pids == []

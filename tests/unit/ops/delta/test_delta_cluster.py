@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from msgspec import structs
 import ingot
 from ingot.engine.bind import bound_steps
 from ingot.engine.cluster import tasks
+from ingot.engine.cluster.messages import WorkerLostError
 from ingot.engine.cluster.pool import Processes
 from ingot.engine.data import step_data
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
-from ingot.ops.cluster import distribute, spread
 from ingot.ops.delta.cost import delta_cost
 from ingot.ops.delta.draft import Draft, DraftData
 from ingot.ops.delta.pairs import pairs_of
@@ -32,7 +32,7 @@ NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Matrices of which one is the same, and a vector; the fine-tune has a tensor more, and one fewer."""
     rng = np.random.default_rng(5)
     base = {name: rng.standard_normal((64, 512)).astype(ml_dtypes.bfloat16) for name in NAMES}
@@ -44,9 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ingot.save(tmp_path / "base.safetensors", {**base, "gone": base["norm"]})
     ingot.save(tmp_path / "more.safetensors", {**tuned, "new": rng.standard_normal((200, 128)).astype(np.float32)})
     monkeypatch.setattr(tasks, "LEAST", 1 << 15)
-    yield tmp_path
-    spread._KEPT.close()
-    distribute._KEPT.close()
+    return tmp_path
 
 
 def moved(rng: Any, values: Any) -> Any:
@@ -81,7 +79,7 @@ def test_the_bytes_and_the_report_are_those_of_a_local_run(
 ) -> None:
     """While workers of planning, of checking for what is the same, and of encoding are lost."""
     here = diff(folder, f"here/{name}", pair, **more)
-    pool, events = Inline(lambda count: EOFError() if count % 3 == 1 else None), list[Any]()
+    pool, events = Inline(lambda count: WorkerLostError("lost") if count % 3 == 1 else None), list[Any]()
     hire(pool)
     found = diff(folder, name, pair, engine="processes", progress=events.append, **more)
     assert len(pool.tasks) > 8
@@ -117,8 +115,6 @@ def test_a_large_tensor_is_done_in_slices(
         assert replace(mine, error=None, left=None) == replace(other, error=None, left=None)
         assert mine.left == pytest.approx(other.left)
         assert mine.error == pytest.approx(other.error)
-    spread._KEPT.close()
-    distribute._KEPT.close()
 
 
 def test_what_only_the_delta_tells_is_not_cut(folder: Path, hire: Callable[..., None]) -> None:
@@ -218,7 +214,7 @@ def chain(folder: Path) -> Path:
 def test_a_patch_has_the_bytes_of_a_local_run_and_is_proven(chain: Path, out: str, hire: Callable[..., None]) -> None:
     done, events = list[Any](), list[Any]()
     here = patch(chain, f"here/{out}", progress=done.append)
-    pool = Inline(lambda count: EOFError() if count % 3 == 1 else None)
+    pool = Inline(lambda count: WorkerLostError("lost") if count % 3 == 1 else None)
     hire(pool)
     found = patch(chain, out, engine="processes", progress=events.append)
     assert len(pool.tasks) > 4
@@ -256,7 +252,7 @@ def test_a_delta_of_the_other_tool_is_proven_by_its_parent_hash(folder: Path, hi
 def test_what_a_delta_costs_is_told_by_workers_too(folder: Path, hire: Callable[..., None]) -> None:
     diff(folder, "d.zt", strategy="int4")
     paths = [folder / name for name in ("base.safetensors", "d.zt", "more.safetensors")]
-    pool, events = Inline(lambda count: EOFError() if count == 2 else None), list[Any]()
+    pool, events = Inline(lambda count: WorkerLostError("lost") if count == 2 else None), list[Any]()
     hire(pool)
     assert delta_cost(*paths, engine="processes", progress=events.append) == delta_cost(*paths)
     assert len(pool.tasks) > 3
@@ -292,7 +288,7 @@ def test_a_step_that_does_not_fit_is_refused(folder: Path, change: dict[str, Any
     with ingot.open(folder / "base.safetensors") as base, ingot.open(folder / "tuned.safetensors") as tuned:
         sources, format = [base, tuned], FORMATS["zt"]
         both = pairs_of(base, tuned)[NAMES[0]]
-        step = DraftData(Draft("zt", "int4", default=False))(both).step
+        step = DraftData.from_draft(Draft("zt", "int4", default=False))(both).step
         assert step_data(next(bound_steps([step], sources, format)))["spec"] == step.spec
         with pytest.raises(IngotError) as caught:
             list(bound_steps([structs.replace(step, **change)], sources, format))

@@ -1,4 +1,4 @@
-"""Whether a Ray cluster listens at an address: asked before Ray is, which goes on trying for many minutes."""
+"""Whether a Ray cluster is named, and listens: Ray itself would try to connect for many minutes."""
 
 from __future__ import annotations
 
@@ -11,56 +11,62 @@ from ingot.stores.local import LocalStore
 WAIT = 10.0
 """Seconds for a connection, and for the first answer to it."""
 
-# What begins a connection of HTTP/2, which Ray's servers speak, and its settings: none (RFC 9113, 3.4 and 6.5).
+# How a connection of HTTP/2, which Ray's servers speak, begins, and empty settings (RFC 9113, 3.4 and 6.5).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HEAD, _SETTINGS = 9, 4
 
 _CURRENT = "ray/ray_current_cluster"
 _LARGEST = 1 << 12
+_AUTO, _NONE = "auto", ("", "local")
 
 
-def require_cluster(address: str | None) -> None:
-    """Connect to the cluster that Ray would be told to use, if one is named.
+def require_cluster(address: str | None) -> bool:
+    """Return whether a cluster is named, and connect to it to see that it is one.
 
     Parameters
     ----------
     address : str, optional
         As ``ray.init`` takes it: host and port, ``ray://`` before them, ``auto``, ``local``. By default, and for
-        ``auto``, what ``RAY_ADDRESS`` names, or the file that ``ray start`` leaves.
+        ``auto``, the address of ``RAY_ADDRESS``, or of the file that ``ray start`` leaves.
 
     Raises
     ------
     ResourceError
-        ``cluster.address``: nobody answers there within ``WAIT`` seconds, or somebody who does not speak HTTP/2.
+        ``cluster.address``: nothing answers there within ``WAIT`` seconds, or not in HTTP/2; ``auto`` finds no address.
     """
     named, origin = _named(address)
-    place = _host_and_port(named)
-    if place is None:  # a cluster of this process's own, or an address of a kind that only Ray knows
-        return
+    if named in _NONE:
+        if address == _AUTO:
+            raise refusal("found no address", address)
+        return False
+    target = _host_and_port(named)
+    if target is None:  # an address of a scheme that only Ray can read
+        return True
     try:
-        with socket.create_connection(place, WAIT) as connection:
+        with socket.create_connection(target, WAIT) as connection:
             speaks = os.environ.get("RAY_USE_TLS", "0") not in ("", "0") or _speaks(connection)
     except OSError as error:
         raise refusal(f"found none ({error})", named, origin) from error
     if not speaks:
         raise refusal("found something else", named, origin)
+    return True
 
 
-def refusal(found: str, address: str | None, origin: str = "") -> ResourceError:
+def refusal(reason: str, address: str | None, origin: str = "") -> ResourceError:
     """Return the error for an address without a cluster."""
     return ResourceError(
-        f"expected a Ray cluster that answers{origin}, {found}: start one by `ray start`, or give its --address",
+        f"expected a Ray cluster that answers{origin}, {reason}: start one by `ray start`, or give its --address",
         rule="cluster.address",
         where=address,
     )
 
 
 def _named(address: str | None) -> tuple[str, str]:
-    """Return the address that Ray takes, and words for where it is from; nothing where it starts a cluster."""
-    if address not in (None, "", "auto"):
+    """Return the address that Ray takes, and words for its origin; nothing if Ray would start a cluster."""
+    if address not in (None, "", _AUTO):
         return str(address), ""
-    if set_ := os.environ.get("RAY_ADDRESS", ""):
-        return set_, ", as RAY_ADDRESS says"
+    if variable := os.environ.get("RAY_ADDRESS", ""):
+        return variable, ", as RAY_ADDRESS says"
     folder = LocalStore(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "pread")  # noqa: S108 - as Ray
     try:
         text = folder.read(_CURRENT, _LARGEST, "cluster.address").decode()

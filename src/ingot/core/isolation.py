@@ -1,0 +1,43 @@
+"""How a Python process is started that imports nothing from the current folder, which may be that of the data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import ingot
+
+# Imports Ingot from where this process has it, and nothing else from there: the folder is not searched for modules.
+_START = """
+import importlib.util, sys
+if "ingot" not in sys.modules:
+    spec = importlib.util.spec_from_file_location("ingot", sys.argv[1])
+    sys.modules["ingot"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+import ingot.{module} as started
+started.{function}(*sys.argv[2:])
+"""
+
+
+def isolated_command(module: str, function: str, *arguments: str) -> list[str]:
+    """Return the command line of a process that calls a function of Ingot with texts.
+
+    ``-P`` keeps the current folder out of the module search path. The flags by which this process itself ignores
+    variables or folders are passed on.
+    """
+    flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    passed_on = [flag for flag, is_set in flags.items() if is_set]
+    code = _START.format(module=module, function=function)
+    return [sys.executable, "-P", *passed_on, "-c", code, ingot.__file__, *arguments]
+
+
+def isolated_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of such a process: ``PYTHONPATH`` without entries that mean the current folder.
+
+    An empty entry means it too: ``PYTHONPATH=$PYTHONPATH:/modules`` has one where the variable was not set before.
+    """
+    entries = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    folders = [entry for entry in entries if Path(entry).is_absolute() or os.path.normpath(entry) != os.curdir]
+    return {**variables, "PYTHONPATH": os.pathsep.join(folders)}
