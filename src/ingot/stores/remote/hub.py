@@ -22,8 +22,8 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.local import LocalStore
 from ingot.stores.remote.address import Address, shown
-from ingot.stores.remote.client import EXTRA, Client, options
 from ingot.stores.remote.store import RemoteScheme, RemoteStore, WebScheme
+from ingot.stores.remote.web import WebClient
 
 HUB_EXTRA = "hub"
 _INDEX = 1 << 27  # bytes of an index at most
@@ -73,7 +73,7 @@ def hub_address(text: str) -> HubAddress:
 class HubStore(RemoteStore):
     """A folder of a model at one commit, read from the Hub."""
 
-    def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: Client, scheme: HubScheme):
+    def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: WebClient, scheme: HubScheme):
         org, _, name = address.model.partition("/")
         super().__init__(Address("hf", org, name), client, scheme)
         self._at, self._commit, self._names = address, commit, names
@@ -180,12 +180,10 @@ def _endpoint() -> str:
     return str(require("huggingface_hub.constants", HUB_EXTRA).ENDPOINT)
 
 
-def _client(hub: Any) -> Client:
-    token, endpoint = hub.get_token(), _endpoint()
+def _client(hub: Any) -> WebClient:
+    token = hub.get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    settings = options(headers, plain=endpoint.startswith("http:"))
-    made = require("obstore.store", EXTRA).HTTPStore(endpoint, **settings)
-    return Client(made, endpoint, immutable=True)
+    return WebClient(_endpoint().rstrip("/"), headers, immutable=True)
 
 
 def _has_weights(store: LocalStore) -> bool:

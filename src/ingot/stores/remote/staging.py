@@ -149,7 +149,8 @@ class RemoteStaging(Staging):
         state = [path.stat().st_size, _digest(path) if taken is None else taken]
         if name in done and done[name][:2] == state:
             try:
-                if self._client.state(key).etag == done[name][2]:
+                now = self._client.state(key)
+                if now.is_strong and now.etag == done[name][2] and now.size == state[0]:
                     return
             except UsageError:  # gone
                 pass
