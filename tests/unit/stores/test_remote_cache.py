@@ -30,7 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[WebServer]:
-    pytest.importorskip("obstore")
     with WebServer({"a": DATA, "mirror/a": DATA}) as running:
         yield running
 
