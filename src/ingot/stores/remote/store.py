@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ingot.core.atomic import Staging
 from ingot.core.extras import require
-from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
 from ingot.model.store import Listing, Replaced, Store, checked_name
@@ -83,6 +83,8 @@ class RemoteStore(Store):
         return source.stamp
 
     def _key(self, name: str) -> str:
+        if any("\ud800" <= char <= "\udfff" for char in name):
+            raise FormatError("store.escape", f"expected a name in UTF-8, found {name[:200]!r}", where=self.location)
         return self.address.within(name).path
 
 
