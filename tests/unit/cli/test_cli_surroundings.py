@@ -104,6 +104,29 @@ def test_output_on_a_full_disk_is_one_line(shell: Shell, tmp_path: Path, line: s
     assert (tmp_path / "new.safetensors").exists() == line.startswith("convert uni")
 
 
+def test_json_and_text_disguise_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C1 controls, bidirectional marks and invisible characters are escapes, and JSON still has the names."""
+    monkeypatch.chdir(tmp_path)
+    hidden = "\x7f\x85\x9b\x9d\x9c\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\U000e0041"
+    name, file = f"layer.0{hidden}.weight", f"file{hidden}.zt"
+    ingot.save(file, {name: np.ones((4, 4), np.float32)}, {f"key{hidden}": f"value{hidden}"})
+    for line in (
+        ["inspect", file],
+        ["verify", file],
+        ["compare", file, file],
+        ["convert", file, f"{file}.safetensors", "--overwrite"],
+        ["inspect", f"gone{hidden}"],
+    ):
+        for options in ([], ["--json"]):
+            main.run([*line, *options])
+            printed = capsys.readouterr()
+            assert not set(hidden) & set(printed.out + printed.err)
+    main.run(["inspect", file, "--json"])
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["tensors"]] == [name]
+
+
 def test_a_reader_who_leaves_early_gets_all_work_done(shell: Shell, tmp_path: Path) -> None:
     result = shell("ingot convert uni.zt early.safetensors | true")
     assert (result.returncode, result.stderr) == (0, b"")
