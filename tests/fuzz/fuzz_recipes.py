@@ -5,7 +5,7 @@
 
 The presets are the seeds. Findings are written to the current folder as crash-*; ``python tests/fuzz/fuzz_recipes.py
 crash-...`` replays one. By its first byte an input is TOML as it is, or a series of choices that change tables of a
-preset or of a recipe that uses every key. A recipe that is one plans the conversion of a small checkpoint.
+preset or of a recipe that uses every key. One in eight plans the conversion of a small checkpoint.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from ingot.recipes.recipe import resolve
 from ingot.stores.memory import shared_files
 from ingot.testing.reading import checked
 
-NAMES = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "", "a\nb", "x" * 300, "\ud800"]
-NAMES += [
-    f"model.layers.{layer}.{end}" for layer in (0, 1, 31) for end in ("mlp.up_proj.weight", "self_attn.q_proj.bias")
-]
-SHAPES: list[tuple[int, ...]] = [(64, 64), (64,), (), (0, 3), (4, 64, 128), (2**31, 2**31)]
+NAMES = ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.31.self_attn.q_proj.bias", "", "\ud800"]
+SHAPES: list[tuple[int, ...]] = [(64, 64), (64,), (), (2**31, 2**31)]
 EVERY = tomllib.loads(
     """
     name = "n"
@@ -113,6 +110,8 @@ def one_input(data: bytes) -> None:
         for name in NAMES:
             for shape in SHAPES:
                 resolve(recipe, name, shape, "f32", 32)
+        if sum(data) % 8:
+            return
         shared_files("fuzz")["r.toml"] = bytearray(text if isinstance(text, bytes) else text.encode())
         options = ConvertOptions("memory:fuzz/m.safetensors", "memory:out/m.zt", "memory:fuzz/r.toml")
         with prepare(options) as prepared:
