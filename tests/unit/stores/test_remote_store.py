@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.core.parallel import Stopped, Workers
 from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.remote import client, pace, source, transfer
@@ -227,6 +228,26 @@ def test_a_server_that_drips_is_given_up(server: WebServer, address: str, monkey
     assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
     monkeypatch.setenv(pace.VARIABLE, "fast")
     assert rule_of_call(lambda: file.view(1 << 20, 8)) == "remote.min-rate"
+
+
+def test_what_is_interrupted_ends_with_the_next_bytes(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    file, begun = opened(server), threading.Semaphore(0)
+
+    def drip(request: Request) -> Fault | None:
+        if request.range and request.range[0] >= 1 << 20:
+            begun.release()
+            return Fault(drip=0.01)
+        return None
+
+    server.fault = drip
+    pool = Workers(1)
+    future = pool.submit(file.view, 1 << 20, 2 << 20)
+    for _ in range(2):
+        begun.acquire()
+    pool.shutdown(wait=True, cancel_futures=True)  # as Ctrl-C does
+    with pytest.raises(Stopped):
+        future.result()
 
 
 def test_headers_and_pages_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

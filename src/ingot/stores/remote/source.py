@@ -158,7 +158,8 @@ class RemoteSource:
         """Fill ``out``: from the cache if there is one and a strong tag proves the version, else from the server."""
         named = client.immutable or self.stamp.is_strong
         cache = range_cache() if named and out.nbytes else None
-        name = "" if cache is None else name_of(f"{client.location}/{self._key}", self.stamp, start, out.nbytes)
+        version = Stamp(self.size) if client.immutable else self.stamp
+        name = "" if cache is None else name_of(f"{client.location}/{self._key}", version, start, out.nbytes)
         again = name in self._taken  # what was wrong when it came is asked for once more, of its server
         self._taken.add(name)
         if cache is not None and not again and cache.get(name, out):
