@@ -33,6 +33,7 @@ KIND, DATASETS, CHUNKS, CHUNK_SIZE = "general.type", "imatrix.datasets", "imatri
 SUMS, COUNTS = ".in_sum2", ".counts"
 _RULE = "statistics.imatrix"
 _INT, _MOST_NAME, _MOST_ENTRIES, _MOST_VALUES = Struct("<i"), 512, 1 << 20, 1 << 28
+_MOST_TOKENS = 1 << 53  # counted exactly
 
 
 def is_binary(head: bytes, path: str | PathLike[str]) -> bool:
@@ -76,7 +77,7 @@ def _gguf_entries(checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[Array, Ar
             raise FormatError(
                 _RULE, f"expected {COUNTS} for each row of {SUMS}", where=f"{checkpoint.location}: {name}"
             )
-        if not np.isfinite(counts).all() or (counts < 0).any():
+        if not ((counts >= 0) & (counts <= _MOST_TOKENS)).all():
             raise FormatError(_RULE, "expected numbers of tokens", where=f"{checkpoint.location}: {name}")
         yield name, (sums / np.maximum(counts, 1)[:, None], counts)
 
