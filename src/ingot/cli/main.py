@@ -143,11 +143,11 @@ def _failure(error: Exception) -> Failure:
     usage = _usage(error)
     if usage is not None:
         return usage
-    known = foreign_error(error, called=False) or ResourceError(
+    translated = foreign_error(error, has_caller=False) or ResourceError(
         f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
         rule="cli.defect",
     )
-    return Failure(known.exit_code, known.rule or "", str(known), known.where or "")
+    return Failure(translated.exit_code, translated.rule or "", str(translated), translated.where or "")
 
 
 def _usage(error: Exception) -> Failure | None:

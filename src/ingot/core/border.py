@@ -48,18 +48,18 @@ def bordered(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def foreign_error(error: Exception, *, called: bool = True) -> IngotError | None:
+def foreign_error(error: Exception, *, has_caller: bool = True) -> IngotError | None:
     """Return Ingot's error for one of the system or of another package.
 
-    None for a defect of Ingot, and, if Ingot was ``called`` by other code, for what that code raised.
+    None for a defect of Ingot, and, if Ingot was called by other code (``has_caller``), for what that code raised.
     """
     if isinstance(error, IngotError):
         return error
-    known = _resource_error(error) or _input_error(error)
-    if known is not None:
-        return known
+    translated = _resource_error(error) or _input_error(error)
+    if translated is not None:
+        return translated
     packages = _packages(error.__traceback__)
-    if called and any(own for _, own in packages):
+    if has_caller and any(own for _, own in packages):
         return None
     return _package_error(error, packages[-1][0] if packages else "ingot")
 
@@ -94,17 +94,17 @@ def _package_error(error: Exception, inner: str) -> IngotError | None:
 
 def system_error(error: OSError) -> IngotError:
     """Return the error for one of the operating system, whatever call it came from."""
-    where = "" if error.filename is None else str(error.filename)
+    location = "" if error.filename is None else str(error.filename)
     if error.errno in _NO_MEMORY:
         return no_memory()
     if error.errno in _WRITING:
-        return write_error(error, where or "input/output")
+        return write_error(error, location or "input/output")
     if error.errno in _READING:
-        return read_error(error, where or "input/output")
+        return read_error(error, location or "input/output")
     return ResourceError(
         f"the system refused: {error.strerror or _first_line(error)}; check the file, the disk and the network",
         rule=f"os.{error.errno}",
-        where=where or "input/output",
+        where=location or "input/output",
     )
 
 
@@ -129,8 +129,8 @@ def encoding_error(error: UnicodeError) -> UsageError:
     if isinstance(error, UnicodeDecodeError):
         message = f"expected UTF-8 text, found the bytes {error.object[error.start : error.start + 8]!r}"
     elif isinstance(error, UnicodeEncodeError):
-        found = error.object[error.start : error.start + 8]
-        message = f"expected text that can be written as UTF-8, found {found!r}: change the name or path"
+        text = error.object[error.start : error.start + 8]
+        message = f"expected text that can be written as UTF-8, found {text!r}: change the name or path"
     else:
         message = f"expected a name that can be encoded: {_first_line(error)}"
     return UsageError(message, rule="text.encoding")

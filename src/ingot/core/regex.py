@@ -1,7 +1,7 @@
 """Regular expressions that take time in proportion to the text: for patterns that come with a file.
 
 Python's ``re`` backtracks, so ``(.*.*)*x`` on a name of 60 characters never ends. Here a text is read once, from its
-last character to its first. At each position the places of the expression from which the rest of the text matches form
+last character to its first. At each position the nodes of the expression from which the rest of the text matches form
 a set. Sets are kept, and most texts need no new one. The syntax is Python's and is read by Python's own parser. What
 cannot be matched this way is refused: backreferences, lookbehind, conditions, atomic groups, possessive repeats.
 """
@@ -14,8 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-MAX_PLACES = 2000
-"""The largest expression, in places: a character is one, and ``x{1,500}`` has 500."""
+MAX_NODES = 2000
+"""The largest expression, in nodes: a character is one, and ``x{1,500}`` has 500."""
 
 _MAX_STATES = 1 << 12
 _UNSUPPORTED = {
@@ -72,8 +72,8 @@ class Regex:
         for index in range(len(text), -1, -1):
             before = text[index - 1] if index else ""
             position = (before if sees_before else before and ".", after, index == len(text) - 1)
-            known = state.steps.get(position)
-            state = self._step(state, position) if known is None else known
+            cached = state.steps.get(position)
+            state = self._step(state, position) if cached is None else cached
             after = before
         return self._program.is_start(state)
 
@@ -86,7 +86,7 @@ class Regex:
 
 
 class _State:
-    """Places from which the rest of a text matches, as bits; likewise for each lookahead; and the states before."""
+    """Nodes from which the rest of a text matches, as bits; likewise for each lookahead; and the states before."""
 
     __slots__ = ("bits", "looks", "steps")
 
@@ -99,10 +99,11 @@ class _State:
 
 
 class _Program:
-    """The places of an expression, each of which leads to others.
+    """The nodes of an expression.
 
-    ``_characters`` are places behind which a character stands: by the place after it, pairs of the place and of the
-    test. ``_links`` are the other places: by a place, those that are as good as it, under a condition.
+    ``_characters`` has the nodes that a character leads from: by the node that it leads to, pairs of the node and the
+    test of the character. ``_links`` has the other nodes: by a node, those that lead to it without a character, and
+    under which condition.
     """
 
     def __init__(self, parsed: Any, flags: int) -> None:
@@ -124,18 +125,18 @@ class _Program:
         looks = tuple(
             look.step(state.looks[index] if state.looks else state, position) for index, look in enumerate(self.looks)
         )
-        matched = [look.is_start(found) for look, found in zip(self.looks, looks, strict=True)]
+        matched = [look.is_start(after_look) for look, after_look in zip(self.looks, looks, strict=True)]
         bits, waiting = 0, [0]
         if after:
-            for place, tests in self._characters.items():
-                if state.bits >> place & 1:
+            for node, tests in self._characters.items():
+                if state.bits >> node & 1:
                     waiting += [start for start, test in tests if test.fullmatch(after)]
         while waiting:
-            place = waiting.pop()
-            if bits >> place & 1:
+            node = waiting.pop()
+            if bits >> node & 1:
                 continue
-            bits |= 1 << place
-            for earlier, condition in self._links.get(place, ()):
+            bits |= 1 << node
+            for earlier, condition in self._links.get(node, ()):
                 if condition is None:
                     waiting.append(earlier)
                 elif isinstance(condition, tuple):
@@ -144,22 +145,22 @@ class _Program:
                     waiting.append(earlier)
         return _State(bits, looks)
 
-    def _place(self) -> int:
+    def _node(self) -> int:
         self._count += 1
-        if self._count > MAX_PLACES:
+        if self._count > MAX_NODES:
             raise RegexError(
-                f"expected a regular expression of at most {MAX_PLACES} characters, repeats written out; write several "
+                f"expected a regular expression of at most {MAX_NODES} characters, repeats written out; write several "
                 "shorter ones"
             )
         return self._count - 1
 
-    def _link(self, place: int, to: int, condition: Condition | tuple[int, bool] | None = None) -> int:
-        """Let a place be as good as another, under a condition; return it."""
-        self._links.setdefault(to, []).append((place, condition))
-        return place
+    def _link(self, node: int, to: int, condition: Condition | tuple[int, bool] | None = None) -> int:
+        """Let a node lead to another without a character, under a condition; return the node."""
+        self._links.setdefault(to, []).append((node, condition))
+        return node
 
     def _compiled(self, items: Iterable[Any], following: int, flags: int) -> int:
-        """Return the place from which a sequence is matched, and then what follows."""
+        """Return the node from which a sequence is matched, and then what follows."""
         for item in reversed(list(items)):
             following = self._item(str(item[0]), item, following, flags)
         return following
@@ -170,30 +171,30 @@ class _Program:
             _, added, removed, inner = value
             return self._compiled(inner, following, _combined(flags, added, removed))
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            least, most, inner = value
-            return self._repeat(least, most, inner, following, flags)
-        place = self._place()
+            minimum, maximum, inner = value
+            return self._repeat(minimum, maximum, inner, following, flags)
+        node = self._node()
         if name in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-            self._characters.setdefault(following, []).append((place, self._test(item, flags)))
+            self._characters.setdefault(following, []).append((node, self._test(item, flags)))
         elif name == "BRANCH":
             for branch in value[1]:
-                self._link(place, self._compiled(branch, following, flags))
+                self._link(node, self._compiled(branch, following, flags))
         elif name == "AT":
             condition, sees_before = _assertion(str(value), flags)
             self.sees_before |= sees_before
-            self._link(place, following, condition)
+            self._link(node, following, condition)
         elif name in ("ASSERT", "ASSERT_NOT") and value[0] > 0:
             look = _Program(value[1], flags)
             self._count += look._count
             self.sees_before |= look.sees_before
             self.looks.append(look)
-            self._link(place, following, (len(self.looks) - 1, name == "ASSERT"))
+            self._link(node, following, (len(self.looks) - 1, name == "ASSERT"))
         elif name != "FAILURE":  # an empty choice, which nothing leads to
-            what = _UNSUPPORTED.get(name, "lookbehind" if name in ("ASSERT", "ASSERT_NOT") else name.lower())
+            construct = _UNSUPPORTED.get(name, "lookbehind" if name in ("ASSERT", "ASSERT_NOT") else name.lower())
             raise RegexError(
-                f"expected a regular expression that is matched in bounded time, found {what}: write it without"
+                f"expected a regular expression that is matched in bounded time, found {construct}: write it without"
             )
-        return place
+        return node
 
     def _test(self, item: Any, flags: int) -> re.Pattern[str]:
         """Return Python's own expression for one character."""
@@ -204,19 +205,19 @@ class _Program:
             self._tests[key] = _compiler.compile(_parser.SubPattern(state, [item]), flags)
         return self._tests[key]
 
-    def _repeat(self, least: int, most: Any, inner: Any, following: int, flags: int) -> int:
-        if most is _parser.MAXREPEAT:
-            loop = self._link(self._place(), following)
+    def _repeat(self, minimum: int, maximum: Any, inner: Any, following: int, flags: int) -> int:
+        if maximum is _parser.MAXREPEAT:
+            loop = self._link(self._node(), following)
             self._link(loop, self._compiled(inner, loop, flags))
             following = loop
         else:
             end = following
-            for _ in range(int(most) - least):
-                place = self._link(self._place(), end)
-                self._link(place, self._compiled(inner, following, flags))
-                following = place
-        for _ in range(least):
-            self._place()
+            for _ in range(int(maximum) - minimum):
+                node = self._link(self._node(), end)
+                self._link(node, self._compiled(inner, following, flags))
+                following = node
+        for _ in range(minimum):
+            self._node()
             following = self._compiled(inner, following, flags)
         return following
 

@@ -63,7 +63,7 @@ def test_an_error_of_another_package_has_its_name() -> None:
     def read() -> None:
         safetensors.deserialize(b"nothing")
 
-    found = foreign_error(caught_by(read), called=False)
+    found = foreign_error(caught_by(read), has_caller=False)
     assert found is not None
     assert found.rule == "package.failed"
     assert "safetensors" in str(found)

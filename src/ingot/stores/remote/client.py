@@ -267,22 +267,22 @@ class Client(RangeClient):
             yield data
 
     def explain(self, error: Exception, key: str) -> IngotError:
-        kinds, where, text = self._api.exceptions, self._where(key), str(error)
+        exceptions, location, text = self._api.exceptions, self._where(key), str(error)
         # obstore has kinds of its own for some statuses, but not for those of listings.
         status = 0 if SERVICES.search(text) else status_of(text)
-        if isinstance(error, FileNotFoundError | kinds.NotFoundError) or status in (404, 410):
-            return missing(where)
-        if isinstance(error, kinds.PreconditionError):
-            return changed(where)
-        if isinstance(error, kinds.InvalidPathError):
-            return FormatError("store.escape", "expected names that a file can have, found others", where=where)
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or status in (404, 410):
+            return missing(location)
+        if isinstance(error, exceptions.PreconditionError):
+            return changed(location)
+        if isinstance(error, exceptions.InvalidPathError):
+            return FormatError("store.escape", "expected names that a file can have, found others", where=location)
         # Of object stores it is an error of no kind of its own.
-        if isinstance(error, kinds.NotSupportedError) or "non-partial response" in text:
-            return no_ranges(where)
+        if isinstance(error, exceptions.NotSupportedError) or "non-partial response" in text:
+            return no_ranges(location)
         refused = status in (401, 403, 407) or (status == 400 and is_denied(text))
-        if refused or isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError):
-            return denied(text, where)
-        return failed(error, text, where, STALL)
+        if refused or isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return denied(text, location)
+        return failed(error, text, location, STALL)
 
 
 def _part(path: Path) -> int:

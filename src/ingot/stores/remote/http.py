@@ -186,8 +186,8 @@ class Connections:
         target: str,
         headers: Mapping[str, str],
     ) -> Answer:
-        made: Any = connection
-        made.response_class = partial(_PacedResponse, pace)
+        settable: Any = connection
+        settable.response_class = partial(_PacedResponse, pace)
         try:
             if connection.sock is None:
                 connection.connect()

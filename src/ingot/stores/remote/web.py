@@ -131,19 +131,19 @@ class WebClient(RangeClient):
         return super()._tries(error)
 
     def explain(self, error: Exception, key: str) -> IngotError:
-        where = self._where(key)
+        location = self._where(key)
         if isinstance(error, RedirectError):
-            return failed(error, "redirect", where, settings.STALL)
+            return failed(error, "redirect", location, settings.STALL)
         if isinstance(error, ssl.SSLCertVerificationError):
-            return failed(error, "certificate", where, settings.STALL)
+            return failed(error, "certificate", location, settings.STALL)
         if not isinstance(error, _StatusError):
-            return failed(error, "", where, settings.STALL)
+            return failed(error, "", location, settings.STALL)
         text = error.body.decode("utf-8", "replace")
         if error.status in (404, 410):
-            return missing(where)
+            return missing(location)
         if error.status in (401, 403, 407) or (error.status == 400 and is_denied(text)):
-            return denied(text, where)
-        return failed(error, f"status code: {error.status} {responses.get(error.status, '')}", where, settings.STALL)
+            return denied(text, location)
+        return failed(error, f"status code: {error.status} {responses.get(error.status, '')}", location, settings.STALL)
 
 
 def _range(start: int, stop: int) -> dict[str, str]:
