@@ -12,8 +12,8 @@ from msgspec import Struct
 
 import ingot
 from ingot.core.structs import warm
-from ingot.engine.bind import StepData, bound_steps
-from ingot.engine.data import plain, spec_of, step_data, unplain
+from ingot.engine.bind import StepData, bound_steps, specs_of
+from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.plan import Plan
 from ingot.engine.route import Route
 from ingot.engine.work import Step
@@ -99,7 +99,7 @@ class OpenedDeltaPlan:
     @property
     def names(self) -> Sequence[str]:
         """As ``ops.cluster.distribute.Shared.names``."""
-        return [str(step.spec["name"]) for step in self.data.steps]
+        return [str(step.spec.get("name")) for step in self.data.steps]
 
     def plan(self, numbers: range) -> Plan:
         """As ``Shared.plan``."""
@@ -113,7 +113,7 @@ class OpenedDeltaPlan:
 
     def writer(self, target: Target) -> FormatWriter:
         """As ``Shared.writer``."""
-        artifact = Artifact([spec_of(step.spec) for step in self.data.steps], self._metadata())
+        artifact = Artifact(specs_of(self.data.steps), self._metadata())
         return self.format.writer(target, self.data.target.path, artifact, self._writing())
 
     def require_unchanged(self) -> None:
