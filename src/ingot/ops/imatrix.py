@@ -71,9 +71,10 @@ def _gguf_entries(checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[Array, Ar
             continue
         name = key.removesuffix(SUMS)
         other = checkpoint.get(name + COUNTS)
-        sums = tensor.numpy("f32").reshape(-1, tensor.shape[-1]) if tensor.shape else None
+        cols = tensor.shape[-1] if tensor.shape else 0
+        sums = tensor.numpy("f32").reshape(-1, cols) if cols else None
         counts = None if other is None else other.numpy("f32").reshape(-1)
-        if sums is None or counts is None or len(counts) != len(sums) or not sums.shape[1]:
+        if sums is None or counts is None or len(counts) != len(sums):
             raise FormatError(
                 _RULE, f"expected {COUNTS} for each row of {SUMS}", where=f"{checkpoint.location}: {name}"
             )
