@@ -70,8 +70,10 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
-            encoding, buffered = stream.encoding, stream.line_buffering
-            stream = Output(stream.detach(), encoding, "backslashreplace", line_buffering=buffered)
+            encoding, by_line, at_once = stream.encoding, stream.line_buffering, stream.write_through
+            stream = Output(
+                stream.detach(), encoding, "backslashreplace", line_buffering=by_line, write_through=at_once
+            )
         elif stream is None:
             stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
         setattr(sys, name, stream)
