@@ -199,6 +199,11 @@ fuzz: $(VENV)/.installed $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz/fuzz_zt2.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_onnx.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_dialects.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_plans.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_recipes.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_statistics.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_seals.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_libraries.py -max_total_time=$(FUZZ_SECONDS)
 
 damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py

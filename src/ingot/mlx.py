@@ -9,12 +9,14 @@ from typing import Any
 from ingot.adapters.compressed import load_compressed_mlx as load_compressed_model
 from ingot.adapters.mlx import from_numpy, to_numpy
 from ingot.adapters.mlx_load import load_model
+from ingot.core.border import bordered
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.save import save as save_checkpoint
 
 __all__ = ["load_compressed_model", "load_file", "load_model", "save_file"]
 
 
+@bordered
 def load_file(
     path: str | PathLike[str], *, io: str = "auto", max_decompressed: int | str | None = None
 ) -> dict[str, Any]:
@@ -27,6 +29,7 @@ def load_file(
         return {name: from_numpy(tensor.numpy()) for name, tensor in checkpoint.items()}
 
 
+@bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Save ``mlx.core.array`` tensors; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
     save_checkpoint(path, {name: to_numpy(array) for name, array in tensors.items()}, metadata)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from ingot.core.border import bordered
 from ingot.model.tensor import Array
 from ingot.ops.in_memory import open_bytes, save_bytes
 from ingot.ops.load.owned import load_owned
@@ -15,6 +16,7 @@ from ingot.ops.save import save as save_checkpoint
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
+@bordered
 def load_file(
     path: str | PathLike[str], *, io: str = "auto", max_decompressed: int | str | None = None
 ) -> dict[str, Array]:
@@ -26,16 +28,19 @@ def load_file(
         return load_owned(checkpoint)
 
 
+@bordered
 def load(data: bytes) -> dict[str, Array]:
     """Load all tensors of a checkpoint that is a bytes object."""
     return load_owned(open_bytes(data))
 
 
+@bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Save arrays; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
     save_checkpoint(path, tensors, metadata)
 
 
+@bordered
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return arrays as the bytes of a safetensors file."""
     return save_bytes(tensors, metadata)

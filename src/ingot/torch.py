@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ingot.adapters.torch import decodes_there, from_numpy
+from ingot.core.border import bordered
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.in_memory import open_bytes, save_bytes
 from ingot.ops.load.owned import load_owned
@@ -16,6 +17,7 @@ from ingot.ops.save import save as save_checkpoint
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
+@bordered
 def load_file(
     path: str | PathLike[str], device: Any = "cpu", *, io: str = "auto", max_decompressed: int | str | None = None
 ) -> dict[str, Any]:
@@ -29,16 +31,19 @@ def load_file(
         return _loaded(checkpoint, device)
 
 
+@bordered
 def load(data: bytes, device: Any = "cpu") -> dict[str, Any]:
     """Load all tensors of a checkpoint that is a bytes object."""
     return _loaded(open_bytes(data), device)
 
 
+@bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Save tensors; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
     save_checkpoint(path, tensors, metadata)
 
 
+@bordered
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     return save_bytes(tensors, metadata)

@@ -8,8 +8,10 @@ from ingot.adapters import mlx_load, transformers
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.core.border import bordered
 
 
+@bordered
 def load_compressed_model(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:
@@ -41,6 +43,7 @@ def load_compressed_model(
     return (model, tokenizer, reports[0]) if return_stats else (model, tokenizer)
 
 
+@bordered
 def load_compressed_mlx(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:

@@ -26,6 +26,7 @@ from ingot.adapters.transformers_config import EXTRA
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.adapters.windows import Windows, read_windows
 from ingot.core.bootstrap import Interval
+from ingot.core.border import bordered
 from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.core.progress import Progress
@@ -117,6 +118,7 @@ class Passes:
     kv_cache: KvUse | None = None
 
 
+@bordered
 def evaluate(
     path: AnyPath,
     text: AnyPath,

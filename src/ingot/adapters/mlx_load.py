@@ -17,6 +17,7 @@ from ingot.adapters.transformers_tokenizer import require_vocabulary, same_token
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
+from ingot.core.border import bordered
 from ingot.core.config import CONFIG
 from ingot.core.dtypes import DTYPES
 from ingot.core.extras import require
@@ -39,6 +40,7 @@ _LOADED = frozenset({"f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16
 """Element types that ``mx.load`` reads as they are."""
 
 
+@bordered
 def load_model(
     path: AnyPath,
     *,

@@ -79,8 +79,10 @@ def to_numpy(tensor: Any) -> Array:
     """
     torch = require("torch", "torch")
 
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnsupportedError("expected a dense tensor; found a sparse or quantized one", rule="adapter.layout")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise UnsupportedError(
+            "expected a dense tensor, found a sparse, quantized or nested one", rule="adapter.layout"
+        )
     if tensor.device.type == "meta":
         raise UnsupportedError("expected a tensor with values; found one on device meta", rule="adapter.layout")
     row = resolve_dtype(tensor.dtype)

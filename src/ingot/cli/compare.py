@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.derive import derived
-from ingot.cli.output import Json, progress_bar, reader_may_leave
+from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.ops.check.options import CompareOptions
 
@@ -46,8 +46,7 @@ def command(
         same, shown = _cost(options, delta, top, quiet=quiet or json)
     else:
         same, shown = _compare(options, top, quiet=quiet or json)
-    with reader_may_leave():  # the exit code is an answer of its own
-        render(shown, json=json, quiet=quiet)
+    render(shown, json=json, quiet=quiet)
     raise typer.Exit(0 if same else 1)
 
 

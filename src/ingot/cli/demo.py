@@ -12,6 +12,7 @@ import typer
 
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line, table
+from ingot.errors import printable
 from ingot.model.words import size_text
 
 
@@ -62,7 +63,7 @@ def _print(report: Any) -> None:
     ):
         line(text)
     folder = report.folder
-    print(f"\nThe files are in {folder}. Try next:\n")
+    print(f"\nThe files are in {printable(str(folder))}. Try next:\n")
     program = _program()
     for words in (
         f"inspect {folder}/model-int4.zt --by role",

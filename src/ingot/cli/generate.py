@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ EPILOG = (
     '  ingot generate ./model "The kernel" --kv-cache int4\n\n'
     '  ingot generate ./larger-than-memory "The kernel" --stream --max-ram 2GiB'
 )
+
+_NOT_BLANK = re.compile(r"[^\n\t]+")
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +56,8 @@ def command(
     if json:
         print_json(generated)
         return
-    print(generated.prompt + generated.text)
+    text = generated.prompt + generated.text
+    print(_NOT_BLANK.sub(lambda match: printable(match[0]), text))  # a terminal obeys what a model writes
     for text in summary(generated):
         line(text, stream=sys.stderr)
 

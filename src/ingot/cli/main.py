@@ -6,14 +6,12 @@ interrupted by Ctrl-C, 143 by SIGTERM.
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import signal
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -23,19 +21,17 @@ from typer.core import TyperGroup
 import ingot
 from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.help import without_types
-from ingot.cli.output import print_json, reader_may_leave
+from ingot.cli.output import Output, open_streams, print_json
 from ingot.cli.tables import line
 from ingot.cli.welcome import overview, welcome
 from ingot.core.atomic import PUBLISHED
+from ingot.core.border import foreign_error, system_error
 from ingot.core.suggest import did_you_mean
-from ingot.errors import IngotError, printable
+from ingot.errors import ResourceError, printable
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is asked for.
-
-    Meets a reader that went away before the parser does, which would exit with 1.
-    """
+    """Imports a command when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -45,19 +41,20 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            with reader_may_leave():
-                welcome()
+            welcome()
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # of a worker: the parser would take it for a reader that left
+            raise system_error(error) from error
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Tell of every command in a line, on a screen, and import none."""
         lines = overview(self.collect_usage_pieces(ctx), self.help or "", self.get_params(ctx))
         formatter.write("".join(f"{text}\n" for text in lines))
-
-    def invoke(self, ctx: Any) -> Any:
-        with reader_may_leave():
-            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -74,6 +71,7 @@ INTERRUPTED, TERMINATED = 130, 143
 USAGE = 2
 
 _DEBUG = {"on": False}
+_REPORTED = {"error": False}
 _STOPPED = {"by": INTERRUPTED}
 
 
@@ -117,10 +115,7 @@ def run(arguments: list[str] | None = None) -> int:
             raise
         if _is_bare(error):  # the parser has printed the help
             return USAGE
-        failure = _failure(error)
-        if failure is None:  # a defect of Ingot: with its traceback
-            raise
-        return _report(failure, json)
+        return _report(_failure(error), json)
     if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
         message = "interrupted; nothing was left under the final name"
         if PUBLISHED:
@@ -146,18 +141,21 @@ def _is_bare(error: Exception) -> bool:
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
-def _failure(error: Exception) -> Failure | None:
-    """Return what to say of an error; None for one that nobody foresaw."""
-    if isinstance(error, IngotError):
-        return Failure(error.exit_code, error.rule or "", str(error), error.where or "")
-    if isinstance(error, MemoryError):
-        text = "not enough memory; give --max-ram, or convert on a machine with more [ram.exhausted]"
-        return Failure(1, "ram.exhausted", text)
-    if isinstance(error, OSError):
-        rule = f"os.{error.errno}"
-        text = f"{error.filename or 'input/output'}: {error.strerror or error} [{rule}]"
-        return Failure(1, rule, text, str(error.filename or ""))
-    describe: Any = getattr(error, "format_message", None)  # of the parser: an unknown option, a missing argument
+def _failure(error: Exception) -> Failure:
+    """Return what to print about an error."""
+    usage = _usage(error)
+    if usage is not None:
+        return usage
+    translated = foreign_error(error, has_caller=False) or ResourceError(
+        f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
+        rule="cli.defect",
+    )
+    return Failure(translated.exit_code, translated.rule or "", str(translated), translated.where or "")
+
+
+def _usage(error: Exception) -> Failure | None:
+    """Return what the parser has to say about the command line: an unknown option, a missing argument."""
+    describe: Any = getattr(error, "format_message", None)
     code = getattr(error, "exit_code", None)
     if describe is None or code is None:
         return None
@@ -178,9 +176,9 @@ def _described(error: Exception, text: str) -> str:
 def _report(failure: Failure, json: bool, label: str = "error: ") -> int:
     """Say it on stderr, and on stdout as data where data was asked for; return the exit code."""
     if json:
-        with reader_may_leave():
-            print_json({"error": failure})
+        print_json({"error": failure})
     line(f"{label}{failure.message}", stream=sys.stderr)
+    _REPORTED["error"] = True
     return failure.exit_code
 
 
@@ -193,22 +191,25 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _prepare_streams() -> None:
-    """Whatever the locale can print, and with streams that the shell closed: no traceback for want of a character."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+def _finished(code: int) -> int:
+    """Return the exit code of a command after all of its output is written, or could not be."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+        stream.flush()
+    cause = sys.stdout.incomplete if isinstance(sys.stdout, Output) else None
+    if cause is None or _REPORTED["error"]:
+        return code
+    error = system_error(OSError(cause.errno, cause.strerror, "standard output"))
+    line(f"error: {error}", stream=sys.stderr)
+    sys.stderr.flush()
+    return code or error.exit_code
 
 
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminated)  # a polite kill cleans up like Ctrl-C
-    _prepare_streams()
+    open_streams()
     warnings.showwarning = _warned  # in one line, and not by the line of code that found it
-    sys.exit(run())
+    sys.exit(_finished(run()))
 
 
 if __name__ == "__main__":

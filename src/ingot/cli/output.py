@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -19,11 +22,68 @@ from ingot.core.system import is_reader_gone
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 _FEW = 4  # workers that are shown one by one
 
 
+class Output(io.TextIOWrapper):
+    """Standard output or error that never stops a command.
+
+    After the first error the rest is dropped, and ``error`` is that error. If the reader of a pipe has left, as in
+    ``ingot inspect ... | head``, the command still does all of its work.
+    """
+
+    error: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._drop(error)
+            return len(text)
+
+    def flush(self) -> None:
+        if self.closed:
+            return
+        try:
+            super().flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        self.error = self.error or error
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+
+    @property
+    def incomplete(self) -> OSError | None:
+        """The error for which a reader that is still there did not get all; None if it did."""
+        return None if self.error is None or is_reader_gone(self.error) else self.error
+
+
+def open_streams() -> None:
+    """Make standard output and error print whatever the locale can print, and never stop a command.
+
+    A stream that the shell closed is one that drops everything.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:
+            encoding, by_line, at_once = stream.encoding, stream.line_buffering, stream.write_through
+            stream = Output(
+                stream.detach(), encoding, "backslashreplace", line_buffering=by_line, write_through=at_once
+            )
+        elif stream is None:
+            stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+        setattr(sys, name, stream)
+
+
 def print_json(value: Any) -> None:
-    """Print a value (dataclasses included) as one JSON document; infinities become null."""
+    """Print a value (dataclasses included) as one JSON document; infinities become null.
+
+    Characters that a terminal obeys or that reorder text (controls, bidirectional marks) are printed as JSON's escapes.
+    """
     try:
         data = msgspec.json.encode(value, enc_hook=str)
     except UnicodeEncodeError:  # a file name that is not text
@@ -33,7 +93,11 @@ def print_json(value: Any) -> None:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # escapes of JSON's own, where the terminal or the locale cannot take UTF-8
         text = json.dumps(json.loads(text), indent=2)
-    print(text)
+    print(_BEYOND_ASCII.sub(_escaped, text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
 def _encodable(value: Any) -> Any:
@@ -42,18 +106,6 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Go on quietly when whoever read stdout has seen enough (``ingot inspect ... | head``)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        if not is_reader_gone(error):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.derive import derived
-from ingot.cli.output import Json, progress_bar, reader_may_leave
+from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
 from ingot.ops.check.options import VerifyOptions
@@ -42,10 +42,9 @@ def command(
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(replace(options, progress=progress))
     errors = [item for item in findings if item.level == "error"]
-    with reader_may_leave():  # the exit code is an answer of its own
-        if quiet and not json:
-            for item in errors:
-                line(finding_text(item))
-        else:
-            render(verify_report(options.path, findings), json=json)
+    if quiet and not json:
+        for item in errors:
+            line(finding_text(item))
+    else:
+        render(verify_report(options.path, findings), json=json)
     raise typer.Exit(1 if errors else 0)

@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PUBLISHED: list[str] = []
 """The locations that this process has published, in order: what an interrupted command says of its result."""
 SUFFIX = ".ingot-partial"
+LONGEST_NAME = 255
+"""Bytes of a file's name that the usual file systems allow."""
 JOURNAL = "journal.jsonl"
 _ATTEMPTS = 20
 # Files flushed at once: a file system writes their journal entries together, many times faster than one by one.
@@ -84,7 +87,7 @@ class Staging:
         self._directory, self._overwrite, self._require_ours = directory, overwrite, require_ours
         self.resuming = resume
         self._check_target()
-        self.folder = self._staged_in() / f".{self.dst.name}{SUFFIX}"
+        self.folder = self._staged_in() / partial_name(self.dst.name)
         self.files = self.folder / "files"
         self.journal = self.folder / JOURNAL
         self._old = self.folder / "replaced"
@@ -299,7 +302,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     dst = _final(path)
     _check_target(dst, False, overwrite)
     # A number of its own for every call: a process has threads, and a killed one may have left a file.
-    beside = dst.with_name(f".{dst.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
+    beside = dst.with_name(partial_name(dst.name, f".{os.getpid()}-{secrets.token_hex(4)}"))
     try:
         try:
             with beside.open("xb") as file:
@@ -316,10 +319,21 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
         raise write_error(error, str(dst)) from error
 
 
+def partial_name(name: str, tag: str = "") -> str:
+    """Return the hidden name for what will have a name; of a name that leaves no room for more, a digest."""
+    full = f".{name}{tag}{SUFFIX}"
+    if len(os.fsencode(full)) <= LONGEST_NAME:
+        return full
+    return f".{sha256(os.fsencode(name)).hexdigest()[:32]}{tag}{SUFFIX}"
+
+
 def _final(dst: str | os.PathLike[str]) -> Path:
     path = local_path(dst)
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))  # a link in a circle stays one, and is refused as no file
+    try:
+        if path.is_symlink():
+            path = Path(os.path.realpath(path))  # a link in a circle stays one, and is refused as no file
+    except OSError as error:
+        raise write_error(error, str(path)) from error
     if path.name in ("", ".", ".."):
         raise UsageError("expected the name of a file or folder to write", rule="target.name", where=str(dst))
     return path

@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
+from ingot.core.border import bordered
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 
@@ -92,6 +93,7 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
     def decorate(function: Callable[[S], R]) -> Operation[P, S, R]:
         known = [item.name for item in options_of(struct)]
 
+        @bordered
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
             if len(args) == 1 and not kwargs and isinstance(args[0], struct):

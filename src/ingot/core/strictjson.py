@@ -1,16 +1,20 @@
-"""JSON as headers use it: one object, each key once, no NaN, no Infinity, no -0 as an integer."""
+"""JSON as headers use it: one object, each key once, no NaN, no Infinity, no -0 as an integer, text that is UTF-8."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
 from ingot.errors import FormatError
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 def strict_json(data: bytes | bytearray, rule: str, duplicate_rule: str, where: str) -> dict[str, Any]:
-    """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, and anything but an object."""
+    """Parse a JSON object, refusing repeated keys at any depth, NaN, Infinity, -0, lone surrogates, and anything but an
+    object."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -33,4 +37,11 @@ def strict_json(data: bytes | bytearray, rule: str, duplicate_rule: str, where: 
         raise FormatError(rule, f"not JSON: {error}", where=where) from error
     if not isinstance(root, dict):
         raise FormatError(rule, f"expected a JSON object, found {type(root).__name__}", where=where)
+    if _SURROGATE.search(data):
+        try:
+            json.dumps(root, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise FormatError(
+                rule, "expected text that UTF-8 can hold, found half of a pair of surrogates", where=where
+            ) from None
     return root

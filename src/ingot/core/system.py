@@ -188,6 +188,12 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
+def user_id() -> int | None:
+    """Return the id of the user whose rights this process has; None on Windows, where files have no modes."""
+    get: Callable[[], int] | None = getattr(os, "geteuid", None)
+    return None if get is None else get()
+
+
 def is_reader_gone(error: OSError) -> bool:
     """Whether writing to a pipe failed as nobody reads it any more; Windows calls that an invalid argument."""
     return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)

@@ -13,7 +13,7 @@ from ingot.codecs.base import repack
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.structs import warm
-from ingot.engine.data import spec_data, unplain
+from ingot.engine.data import spec_data, spec_of, unplain
 from ingot.engine.pair import Diff
 from ingot.engine.route import Patch, Route
 from ingot.engine.specs import difference_spec, encoded_spec
@@ -160,6 +160,17 @@ def _codec(spec: Mapping[str, Any]) -> str:
     if not isinstance(codec, str):
         raise TypeError("expected a codec's name")
     return codec
+
+
+def specs_of(steps: Sequence[StepData]) -> list[TensorSpec]:
+    """Return what steps write, as their data say; raise ``FormatError`` ``plan.step`` if one does not say it."""
+    specs = []
+    for number, step in enumerate(steps):
+        try:
+            specs.append(spec_of(step.spec))
+        except (ValueError, TypeError, KeyError) as error:
+            raise _refused(number, step, f"{type(error).__name__}: {error}") from error
+    return specs
 
 
 def _refused(number: int, data: StepData, told: str) -> FormatError:

@@ -11,8 +11,6 @@ from ingot.core.config import CONFIG
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Exported, Format, HoldsTiers, LastResort, LooksInside, Marked
 from ingot.formats.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
-from ingot.formats.npydir.names import ARRAYS_READY as READY
-from ingot.formats.npydir.names import FINALIZED
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
 
@@ -115,8 +113,12 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 
 def _finalized(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
     """Return the folder of finalized arrays of a Squish directory whose other forms are gone, if it is complete."""
-    there = f"{FINALIZED}/" in names and store is not None and store.exists(f"{FINALIZED}/{READY}")
-    return (FORMATS["npy"], f"{FINALIZED}/{READY}") if there else None
+    if store is None or not any(name.endswith("/") for name in names):
+        return None
+    from ingot.formats.npydir.names import ARRAYS_READY, FINALIZED  # noqa: PLC0415 - few folders need it
+
+    there = f"{FINALIZED}/" in names and store.exists(f"{FINALIZED}/{ARRAYS_READY}")
+    return (FORMATS["npy"], f"{FINALIZED}/{ARRAYS_READY}") if there else None
 
 
 def _told(names: Sequence[str]) -> str:

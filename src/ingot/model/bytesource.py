@@ -25,6 +25,11 @@ class Stamp(NamedTuple):
     inode: int = 0
     etag: str = ""
 
+    @property
+    def is_strong(self) -> bool:
+        """Whether ``etag`` is a strong validator: equal tags prove equal bytes (RFC 9110, 8.8.1)."""
+        return bool(self.etag) and not self.etag.startswith("W/")
+
 
 @runtime_checkable
 class ByteSource(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from ingot.core.border import bordered
 from ingot.core.dtypes import DTYPES
 from ingot.core.names import layer_of, role_of
 from ingot.core.suggest import did_you_mean
@@ -111,6 +112,7 @@ class Checkpoint(Mapping[str, Tensor]):
             )
         return self.reopen()
 
+    @bordered
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
@@ -166,6 +168,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """Return what tells this checkpoint from others, JSON-able: of the opened files, then of the views."""
         return [self.stamps() if self.stamps is not None else [], *(list(view) for view in self.views)]
 
+    @bordered
     def state_dict(
         self,
         framework: str = "np",

@@ -146,7 +146,7 @@ class Store(ABC):
 
     def url_of(self, name: str = "") -> str:
         """Return the address of a file or folder of the store; empty where no address leads to the store."""
-        return f"{self.url}/{quote(name)}" if name and self.url else self.url
+        return f"{self.url}/{quote(name, errors='surrogateescape')}" if name and self.url else self.url
 
     def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
         """Whether one of these files would be removed by a new file, or a new folder, at the address ``target``."""
@@ -168,11 +168,17 @@ class Replaced:
 
 
 def checked_name(name: str, where: str) -> str:
-    """Return ``name`` if it names a file inside its store: relative, no empty, ``.`` or ``..`` component, no NUL.
+    """Return ``name`` if it names a file inside its store: relative, no empty, ``.`` or ``..`` component, no NUL, no
+    half of a pair of surrogates.
 
     Raises ``FormatError`` with rule ``store.escape``.
     """
-    if "\0" in name or any(piece in ("", ".", "..") for piece in name.split("/")):
+    try:
+        name.encode("utf-8", "surrogateescape")  # bytes that are not UTF-8 may be in the name of a local file
+        good = "\0" not in name and not any(piece in ("", ".", "..") for piece in name.split("/"))
+    except UnicodeEncodeError:
+        good = False
+    if not good:
         raise FormatError(
             "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=where
         )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ingot.core.border import bordered
 from ingot.core.buffers import is_own
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
@@ -205,6 +206,7 @@ class Tensor:
         """
         return replace(self, parts={role: part.private() for role, part in self.parts.items()})
 
+    @bordered
     def numpy(self, dtype: Any = None, *, out: Array | None = None, copy: bool = False) -> Array:
         """Return the decoded values as a NumPy array of ``shape``.
 
@@ -248,6 +250,7 @@ class Tensor:
         self.decoder.decode(self, name, out)
         return out
 
+    @bordered
     def __getitem__(self, index: Index) -> Array:
         """Return a piece of the values, as ``numpy()[index]``: integers, slices and at most one ellipsis.
 
@@ -273,6 +276,7 @@ class Tensor:
         reader = decoder.reader(replace(self, parts=parts))
         return read_piece(reader, piece, self.shape, self.dtype, elementwise=decoder.elementwise)
 
+    @bordered
     def torch(self, dtype: Any = None, device: Any = "cpu", *, copy: bool = False) -> Any:
         """Return the decoded values as a ``torch.Tensor``, writable.
 
@@ -282,6 +286,7 @@ class Tensor:
         """
         return self.to("pt", dtype, device, copy=copy)
 
+    @bordered
     def to(self, framework: str, dtype: Any = None, device: Any = None, *, copy: bool = False) -> Any:
         """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``.
 
@@ -296,6 +301,7 @@ class Tensor:
         tensor = self if copy or framework == "np" else self.private()
         return convert(tensor.numpy(dtype, copy=copy), device)
 
+    @bordered
     def sparse(self, framework: str = "scipy", dtype: Any = None) -> Any:
         """Return the stored values of a sparse tensor, and where they belong, as a sparse object; nothing is decoded.
 

@@ -33,6 +33,7 @@ KIND, DATASETS, CHUNKS, CHUNK_SIZE = "general.type", "imatrix.datasets", "imatri
 SUMS, COUNTS = ".in_sum2", ".counts"
 _RULE = "statistics.imatrix"
 _INT, _MOST_NAME, _MOST_ENTRIES, _MOST_VALUES = Struct("<i"), 512, 1 << 20, 1 << 28
+_MOST_TOKENS = 1 << 53  # counted exactly
 
 
 def is_binary(head: bytes, path: str | PathLike[str]) -> bool:
@@ -70,13 +71,14 @@ def _gguf_entries(checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[Array, Ar
             continue
         name = key.removesuffix(SUMS)
         other = checkpoint.get(name + COUNTS)
-        sums = tensor.numpy("f32").reshape(-1, tensor.shape[-1]) if tensor.shape else None
+        cols = tensor.shape[-1] if tensor.shape else 0
+        sums = tensor.numpy("f32").reshape(-1, cols) if cols else None
         counts = None if other is None else other.numpy("f32").reshape(-1)
-        if sums is None or counts is None or len(counts) != len(sums) or not sums.shape[1]:
+        if sums is None or counts is None or len(counts) != len(sums):
             raise FormatError(
                 _RULE, f"expected {COUNTS} for each row of {SUMS}", where=f"{checkpoint.location}: {name}"
             )
-        if not np.isfinite(counts).all() or (counts < 0).any():
+        if not ((counts >= 0) & (counts <= _MOST_TOKENS)).all():
             raise FormatError(_RULE, "expected numbers of tokens", where=f"{checkpoint.location}: {name}")
         yield name, (sums / np.maximum(counts, 1)[:, None], counts)
 

@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from ingot.codecs.table import CODECS
+from ingot.core.border import bordered
 from ingot.core.config import CONFIG, stored_config
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, ConfigKeys, Format, ReadsConfig
@@ -179,6 +180,7 @@ def _decoding(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@bordered
 def open(
     path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:

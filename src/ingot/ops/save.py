@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.table import CODECS
+from ingot.core.border import bordered
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, KeepsAttributes, WriteOptions
@@ -30,6 +31,7 @@ _CHUNK = 8 << 20
 NO_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {}
 
 
+@bordered
 def save(
     path: str | PathLike[str],
     tensors: Mapping[str, Any],

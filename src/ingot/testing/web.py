@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,13 +29,15 @@ MODIFIED = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for. ``key`` is the path without its slash, decoded; ``range`` (first, last or None)."""
+    """A request. ``key`` is the decoded path without its slash, ``headers`` by lower-case name, ``range`` (first, last
+    or None), ``port`` that of the client's connection."""
 
     method: str
     key: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
     range: tuple[int, int | None] | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ class Fault:
     """What goes wrong with one answer.
 
     ``status`` instead of the right one, with ``headers``, ``body`` or nothing in it; ``cut`` closes the connection
-    after so many bytes of the body; ``pause`` waits so many seconds before the body, ``stall`` after ``cut`` bytes.
+    after so many bytes of the body; ``pause`` waits so many seconds before the body, ``stall`` after ``cut`` bytes;
+    ``drip`` sends the body byte by byte with so many seconds after each.
     ``whole`` ignores the range; ``short`` answers it with so many bytes fewer, ``total`` states another size of the
-    file, ``shift`` another place of the range; ``etag`` is stated in place of the right one; ``flip`` changes the byte
-    at a place of the file.
+    file, ``shift`` another place of the range; ``etag`` and ``modified`` (seconds) are stated in place of the right
+    ones; ``flip`` changes the byte at a place of the file.
     """
 
     status: int = 0
@@ -53,11 +58,13 @@ class Fault:
     cut: int | None = None
     pause: float = 0
     stall: float = 0
+    drip: float = 0
     whole: bool = False
     short: int = 0
     total: int | None = None
     shift: int = 0
     etag: str | None = None
+    modified: int = MODIFIED
     flip: int | None = None
 
 
@@ -116,6 +123,7 @@ class WebServer:
         self.old: set[str] = set()
         self.objects = Bucket(self.files, self.old)
         self.lock = threading.Lock()
+        self.connections: list[socket.socket] = []
         outer = self
 
         class Handler(_Handler):
@@ -141,6 +149,13 @@ class WebServer:
         self._server.server_close()
         self._thread.join()
 
+    def hang_up(self) -> None:
+        """Close all connections."""
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.connections.clear()
+
     def gets(self, key: str = "") -> list[Request]:
         """Return the requests for bytes, of one file where it is named."""
         return [item for item in self.log if item.method == "GET" and (not key or item.key == key)]
@@ -163,6 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
     server_of: WebServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        self.server_of.connections.append(self.request)
+        super().setup()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -189,7 +208,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = b"".join(self._chunks())
         request = Request(
-            self.command, unquote(parts.path).lstrip("/"), query, dict(self.headers.items()), self._range()
+            self.command,
+            unquote(parts.path).lstrip("/"),
+            query,
+            {name.lower(): value for name, value in self.headers.items()},
+            self._range(),
+            self.client_address[1],
         )
         with outer.lock:
             outer.log.append(request)
@@ -231,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, request: Request, key: str, fault: Fault) -> None:
         data = self.server_of.files[key]
         tag = fault.etag if fault.etag is not None else etag(data)
-        headers = {"Last-Modified": formatdate(MODIFIED, usegmt=True), "Accept-Ranges": "bytes"}
+        headers = {"Last-Modified": formatdate(fault.modified, usegmt=True), "Accept-Ranges": "bytes"}
         if self.server_of.etags or fault.etag is not None:
             headers["ETag"] = tag
         wanted = self.headers.get("If-Match")
@@ -269,7 +293,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
-        self._write(body)
+        for index in range(len(body) if fault.drip else 0):
+            self.wfile.write(body[index : index + 1])
+            time.sleep(fault.drip)
+        self._write(b"" if fault.drip else body)
 
     def _send_page(self, body: bytes) -> None:
         """Answer without stating a length, as nginx does."""

@@ -78,6 +78,61 @@ def test_readers_that_leave(shell: Shell, line: str, code: int) -> None:
     assert (result.returncode, result.stderr, result.stdout) == (code, b"", b"")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+@pytest.mark.parametrize(
+    ("line", "code", "rule"),
+    [
+        ("inspect uni.zt", 1, "store.disk-full"),
+        ("inspect uni.zt --json", 1, "store.disk-full"),
+        ("compare uni.zt uni.zt --json", 1, "store.disk-full"),
+        ("convert uni.zt new.safetensors", 1, "store.disk-full"),
+        ("convert uni.zt new.safetensors --json", 1, "store.disk-full"),
+        ("recipes int4", 1, "store.disk-full"),
+        ("formats", 1, "store.disk-full"),
+        ("convert --help", 1, "store.disk-full"),
+        ("--help", 1, "store.disk-full"),
+        ("--version", 1, "store.disk-full"),
+        ("inspect gone.zt --json", 2, "open.missing"),  # the first error is the one that counts
+    ],
+)
+def test_output_on_a_full_disk_is_one_line(shell: Shell, tmp_path: Path, line: str, code: int, rule: str) -> None:
+    result = shell(f"ingot {line} > /dev/full")
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.rstrip().endswith(f"[{rule}]".encode())
+    assert shell(f"ingot {line} > /dev/full 2> /dev/full").returncode == (2 if line.startswith("convert uni") else code)
+    assert (tmp_path / "new.safetensors").exists() == line.startswith("convert uni")
+
+
+def test_json_and_text_disguise_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C1 controls, bidirectional marks and invisible characters are escapes, and JSON still has the names."""
+    monkeypatch.chdir(tmp_path)
+    hidden = "\x7f\x85\x9b\x9d\x9c\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\U000e0041"
+    name, file = f"layer.0{hidden}.weight", f"file{hidden}.zt"
+    ingot.save(file, {name: np.ones((4, 4), np.float32)}, {f"key{hidden}": f"value{hidden}"})
+    for line in (
+        ["inspect", file],
+        ["verify", file],
+        ["compare", file, file],
+        ["convert", file, f"{file}.safetensors", "--overwrite"],
+        ["inspect", f"gone{hidden}"],
+    ):
+        for options in ([], ["--json"]):
+            main.run([*line, *options])
+            printed = capsys.readouterr()
+            assert not set(hidden) & set(printed.out + printed.err)
+    main.run(["inspect", file, "--json"])
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["tensors"]] == [name]
+
+
+def test_a_reader_who_leaves_early_gets_all_work_done(shell: Shell, tmp_path: Path) -> None:
+    result = shell("ingot convert uni.zt early.safetensors | true")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert ingot.open(tmp_path / "early.safetensors")
+
+
 @pytest.mark.parametrize(
     "line", ["ingot inspect", "ingot nothing", "ingot inspect uni.zt --no-such", "ingot inspect ''"]
 )

@@ -284,10 +284,23 @@ class TestTargets:
             Staging(name)
         assert caught.value.rule == "target.name"
 
-    def test_a_name_too_long_for_the_staging_folder(self, tmp_path):
-        with pytest.raises(UsageError) as caught:
-            Staging(tmp_path / ("x" * 250))
-        assert caught.value.rule == "store.name-too-long"
+    @pytest.mark.parametrize("name", ["x" * 241, "x" * 255, "\u00e4" * 127, os.fsdecode(b"\xff" * 255)])
+    def test_the_longest_name_has_a_shorter_one_while_it_is_staged(self, tmp_path, name):
+        with contextlib.suppress(KeyError), Staging(tmp_path / name, resume=True) as staging:
+            put(staging, model=b"half")
+            raise KeyError  # interrupted: the same folder is found again
+        with Staging(tmp_path / name, resume=True) as staging:
+            assert staging.resumed
+            staging.publish(["model"])
+        atomic_write(tmp_path / f"{name[:-1]}y", b"whole")
+        assert sorted((tmp_path / last).read_bytes() for last in listed(tmp_path)) == [b"half", b"whole"]
+
+    def test_a_name_longer_than_the_file_system_has(self, tmp_path):
+        for name in ("x" * 256, "\u00e4" * 128):
+            for write in (Staging, lambda path: atomic_write(path, b"")):
+                with pytest.raises(UsageError) as caught:
+                    write(tmp_path / name)
+                assert caught.value.rule == "store.name-too-long"
         assert listed(tmp_path) == []
 
     @pytest.mark.parametrize(

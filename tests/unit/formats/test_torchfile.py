@@ -177,6 +177,30 @@ def test_what_is_refused(tmp_path: Path, kind: str, rule: str) -> None:
     assert caught.value.rule == rule
 
 
+def test_views_that_torch_evaluates_late_have_their_values(tmp_path: Path) -> None:
+    """A conjugated or negated view is stored with a bit set, and with the elements of what it is a view of."""
+    values = torch.tensor([[1 + 2j, 3 - 4j], [5j, 0]])
+    views = {"conj": values.conj(), "neg": values.conj().imag, "both": values.t().conj()}
+    assert views["conj"].is_conj()
+    assert views["neg"].is_neg()
+    for name, view in views.items():
+        torch.save({"w": view}, tmp_path / "x.pt")
+        with ingot.open(tmp_path / "x.pt") as checkpoint:
+            assert checkpoint["w"].numpy().tolist() == view.resolve_conj().resolve_neg().tolist()
+        ingot.convert(tmp_path / "x.pt", tmp_path / f"{name}.zt")
+        assert ingot.compare(tmp_path / "x.pt", tmp_path / f"{name}.zt").same
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    torch.save({"w": nested}, tmp_path / "x.pt")
+    for call in (lambda: ingot.open(tmp_path / "x.pt"), lambda: ingot.save(tmp_path / "y.zt", {"w": nested})):
+        with pytest.raises(ingot.IngotError) as caught:
+            call()
+        assert caught.value.rule in ("torchfile.tensor", "adapter.layout")
+
+
 def test_without_torch_the_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.zeros(2)}, tmp_path / "x.bin")
     monkeypatch.setitem(sys.modules, "torch", None)

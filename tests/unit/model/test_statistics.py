@@ -156,3 +156,25 @@ def test_gguf_importance_matrices_go_both_ways(tmp_path: Path) -> None:
         assert matrix is not None
         assert matrix.count == count
         np.testing.assert_array_equal(matrix.diagonal, np.full(COLS, value))
+
+
+@pytest.mark.parametrize(
+    ("sums", "counts"),
+    [
+        (np.ones((1, 64)), [np.inf]),
+        (np.ones((1, 64)), [np.nan]),
+        (np.ones((1, 64)), [-1]),
+        (np.ones((1, 64)), [1e30]),  # more than any integer holds
+        (np.ones((2, 64)), [1]),
+        (np.ones((3, 0)), [1, 1, 1]),
+        (np.ones(0), [1]),
+    ],
+)
+def test_importance_matrices_with_numbers_that_are_none_are_refused(
+    tmp_path: Path, sums: np.ndarray, counts: list[float]
+) -> None:
+    arrays = {"w.in_sum2": sums.astype(np.float32), "w.counts": np.array(counts, np.float32)}
+    ingot.save(tmp_path / "i.gguf", arrays, {"general.type": "imatrix"})
+    with pytest.raises(IngotError) as caught:
+        Statistics.open(tmp_path / "i.gguf")
+    assert caught.value.rule in ("statistics.imatrix", "gguf.tensors")

@@ -18,7 +18,6 @@ from ingot.stores.remote.hub import hub_address, hub_page
 from ingot.stores.table import from_url, locate, locate_model
 from ingot.testing.web import Fault, Request, WebServer
 
-pytest.importorskip("obstore")
 constants = pytest.importorskip("huggingface_hub.constants")
 COMMIT = "a" * 40
 WEIGHTS = {"w": np.arange(30_000, dtype=np.float32).reshape(300, 100)}

@@ -488,7 +488,7 @@ def test_running_out_of_descriptors_is_one_clear_error(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in others:
             os.close(descriptor)
-    assert caught.value.rule == "store.read-failed"
+    assert caught.value.rule == "store.open-files"
 
 
 def test_the_tree_names_links_and_devices_and_does_not_follow_them(tmp_path: Path) -> None:

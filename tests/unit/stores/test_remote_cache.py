@@ -16,7 +16,7 @@ from ingot.errors import IngotError
 from ingot.stores.remote import transfer
 from ingot.stores.remote.cache import FOLDER, SIZE, RangeCache, range_cache
 from ingot.stores.table import from_url
-from ingot.testing.web import Fault, Request, WebServer
+from ingot.testing.web import MODIFIED, Fault, Request, WebServer
 
 DATA = np.random.default_rng(0).bytes(1 << 20)
 
@@ -30,7 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[WebServer]:
-    pytest.importorskip("obstore")
     with WebServer({"a": DATA, "mirror/a": DATA}) as running:
         yield running
 
@@ -62,6 +61,77 @@ def test_what_was_read_is_not_asked_for_again(server: WebServer, cache: Path) ->
     server.etags = False
     assert read(server, "a") == 200_000  # a version without a name
     assert read(server, "a") == 200_000
+
+
+def test_a_weak_tag_proves_nothing_and_is_not_cached(server: WebServer, cache: Path) -> None:
+    """RFC 9110, 8.8.1: two answers with one weak tag may have different bytes, also at one time."""
+    server.fault = lambda request: Fault(etag='W/"1"')
+    assert read(server, "a") == 200_000
+    server.files["a"] = DATA[::-1]
+    assert read(server, "a") == 200_000
+    assert not cache.exists()
+    assert not any("if-match" in request.headers or "if-range" in request.headers for request in server.log)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (Fault(etag='W/"1"'), Fault(etag='W/"2"')),
+        (Fault(etag='W/"1"'), Fault(etag='W/"1"', modified=MODIFIED + 1)),
+        (Fault(etag='"1"'), Fault(etag='W/"1"')),
+        (Fault(etag='W/"1"'), Fault(etag='"1"')),
+        (Fault(etag='"1"'), Fault(etag="")),
+        (Fault(etag=""), Fault(etag="", modified=MODIFIED + 1)),
+    ],
+)
+def test_ranges_of_versions_that_may_differ_are_not_mixed(server: WebServer, first: Fault, later: Fault) -> None:
+    faults = [first, later]
+    server.fault = lambda request: faults[len(server.gets("a")) > 1] if request.key == "a" else None
+    file = from_url(server.url).open("a")
+    with pytest.raises(IngotError) as caught:
+        file.view(100_000, 200_000)
+    assert caught.value.rule == "store.changed"
+
+
+def test_the_time_and_size_are_part_of_what_is_cached(server: WebServer, cache: Path) -> None:
+    """Servers exist whose strong tags are not changed with the file."""
+    for modified, data in ((MODIFIED, DATA), (MODIFIED + 5, DATA[::-1]), (MODIFIED + 5, DATA[::-1] + b"x")):
+        server.files["a"] = data
+        server.fault = lambda request, modified=modified: Fault(etag='"same"', modified=modified)
+        assert read(server, "a") == 200_000
+        assert read(server, "a") == 0
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+def test_what_is_cached_is_for_this_user_alone(server: WebServer, cache: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert read(server, "a") == 200_000
+        assert read(server, "a", 0, 700_000) > 0  # makes the cache look for what to remove
+    finally:
+        os.umask(before)
+    assert read(server, "a") == 0
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in (cache, *cache.rglob("*"))}
+    assert modes == {True: 0o700, False: 0o600}
+
+
+def test_a_cache_that_others_may_write_is_repaired_or_refused(
+    server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.stores.remote.cache._CACHES", {})
+    assert read(server, "a") == 200_000
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    (cache / "ranges" / "link").symlink_to("/etc")
+    monkeypatch.setattr("ingot.stores.remote.cache._CACHES", {})
+    assert read(server, "a") == 0
+    assert not [path for path in (cache, *cache.rglob("*")) if path.stat().st_mode & 0o077]
+    assert not [path for path in cache.rglob("*") if path.is_symlink()]
+    monkeypatch.setattr("ingot.stores.remote.cache._CACHES", {})
+    monkeypatch.setattr("ingot.stores.remote.cache.user_id", lambda: os.geteuid() + 1)
+    with pytest.raises(IngotError) as caught:
+        read(server, "a")
+    assert caught.value.rule == "remote.cache-folder"
 
 
 def test_off_and_wrong_sizes(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

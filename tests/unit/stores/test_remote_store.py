@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingot.core.parallel import Stopped, Workers
 from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
-from ingot.stores.remote import client, source, transfer
+from ingot.stores.remote import client, pace, source, transfer
 from ingot.stores.remote.address import address_of, shown
 from ingot.stores.remote.store import RemoteStore
 from ingot.stores.table import from_url, locate, stage
@@ -206,6 +210,119 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_refused(
     assert rule_of_call(lambda: from_url(f"{secure}/m").open("a.bin")) == "remote.failed"
 
 
+@pytest.mark.parametrize("address", ["{url}/m", "s3://bucket/m"])
+def test_a_server_that_drips_is_given_up(server: WebServer, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STALL", 0.2)
+    monkeypatch.setattr(client, "TRIES", 2)
+    store = from_url(address.format(url=server.url))
+    file = store.open("a.bin")
+    server.fault = failing(Fault(drip=0.05), 1000)
+    for read in (lambda: file.view(1 << 20, 1 << 20), lambda: file.view(1 << 20, 40)):
+        with pytest.raises(IngotError) as caught:
+            read()
+        assert caught.value.rule == "remote.slow"
+        assert pace.VARIABLE in str(caught.value)
+    server.fault = lambda request: Fault(drip=0.05)
+    assert rule_of_call(lambda: from_url(address.format(url=server.url)).open("a.bin")) == "remote.slow"
+    monkeypatch.setenv(pace.VARIABLE, "off")
+    assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
+    monkeypatch.setenv(pace.VARIABLE, "fast")
+    assert rule_of_call(lambda: file.view(1 << 20, 8)) == "remote.min-rate"
+
+
+def test_what_is_interrupted_ends_with_the_next_bytes(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    file, begun = opened(server), threading.Semaphore(0)
+
+    def drip(request: Request) -> Fault | None:
+        if request.range and request.range[0] >= 1 << 20:
+            begun.release()
+            return Fault(drip=0.01)
+        return None
+
+    server.fault = drip
+    pool = Workers(1)
+    future = pool.submit(file.view, 1 << 20, 2 << 20)
+    for _ in range(2):
+        begun.acquire()
+    pool.shutdown(wait=True, cancel_futures=True)  # as Ctrl-C does
+    with pytest.raises(Stopped):
+        future.result()
+
+
+def test_headers_and_pages_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STALL", 0.2)
+    monkeypatch.setattr(client, "TRIES", 1)
+    answers = [b"HTTP/1.1 206 Partial Content\r\n" + b"X: 1\r\n" * 90, b"HTTP/1.1 200 OK\r\n\r\n<html>" + b"x" * 999]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    for byte in answer:
+                        connection.sendall(bytes([byte]))
+                        time.sleep(0.01)
+
+        threading.Thread(target=drip, daemon=True).start()
+        store = from_url(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert rule_of_call(lambda: store.open("a")) == "remote.slow"
+        assert rule_of_call(store.list) == "remote.slow"
+
+
+def test_a_signed_address_is_told_to_no_other_server(server: WebServer) -> None:
+    """A chain of redirects, of which each address is signed, and which begins only after the file was opened."""
+    with WebServer({"m/a.bin": DATA}) as second, WebServer({"m/a.bin": DATA}) as third:
+        near = third.url.replace("127.0.0.1", "localhost")
+        to_second = Fault(status=302, headers={"Location": f"{second.url}/m/a.bin?sig=SECRET2"})
+        to_third = Fault(status=307, headers={"Location": f"{near}/m/a.bin?sig=SECRET3"})
+        file = from_url(f"{server.url}/m?sig=SECRET1").open("a.bin")
+        server.fault = lambda request: to_second if request.key == "m/a.bin" else None
+        second.fault = lambda request: to_third
+        assert bytes(file.view(70_000, 10)) == DATA[70_000:70_010]
+        assert second.log
+        assert third.log
+        for request in (*server.log, *second.log, *third.log):
+            assert "referer" not in request.headers
+        assert "SECRET1" not in repr((second.log, third.log))
+        assert "SECRET2" not in repr(third.log)
+
+
+def test_connections_are_used_again_and_made_again(server: WebServer) -> None:
+    file = opened(server)
+    file.view(1 << 20, 8)
+    ports = {request.port for request in server.log}
+    assert len(ports) == 1
+    server.hang_up()
+    assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
+    assert {request.port for request in server.log} != ports
+
+
+def test_the_environments_proxy_is_used(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:SECRET@"))
+    file = from_url("http://weights.invalid/m").open("a.bin")
+    assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
+    assert server.log[-1].headers["host"] == "weights.invalid"
+    assert server.log[-1].headers["proxy-authorization"].startswith("Basic ")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert bytes(opened(server).view(1 << 20, 8)) == DATA[1 << 20 :][:8]
+    assert "proxy-authorization" not in server.log[-1].headers
+
+
+def test_a_file_without_bytes_has_no_range(server: WebServer) -> None:
+    server.files["m/none"] = b""
+    for address in (f"{server.url}/m", "s3://bucket/m"):
+        file = from_url(address).open("none")
+        assert (file.size, bytes(file.view(0, 0)), file.changed()) == (0, b"", False)
+
+
+def test_an_answer_that_is_compressed_is_no_range_of_the_file(server: WebServer) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Range": "bytes 0-9/10"}
+    server.fault = lambda request: Fault(status=206, headers=headers, body=b"0123456789")
+    assert rule_of_call(lambda: opened(server)) == "remote.no-ranges"
+
+
 def test_ten_percent_of_requests_failing_are_overcome(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE", 1 << 15)
     random, lock = np.random.default_rng(1), threading.Lock()
@@ -332,7 +449,7 @@ def test_a_server_without_pages_says_so(server: WebServer) -> None:
 def test_a_machine_without_credentials_is_told_so(server: WebServer) -> None:
     """Whatever becomes of the request to the cloud's own service for them: the bucket was not even asked."""
     told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 5 ms - {}"
-    store = from_url(f"{server.url}/m")
+    store = from_url("s3://bucket/m")
     assert isinstance(store, RemoteStore)
     for end in ("Server returned non-2xx status code: 403 Forbidden", "operation timed out", "connection refused"):
         assert store._client.explain(ValueError(told.format(end)), "x").rule == "store.denied"

@@ -135,7 +135,8 @@ class _Values:
         """Return the bytes: the mapping itself, or a copy in order that is held until its end has been read."""
         if self._whole is None:
             torch = require("torch", "torch")
-            self._whole = self._value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            value = self._value.resolve_conj().resolve_neg()  # views that torch evaluates late
+            self._whole = value.contiguous().reshape(-1).view(torch.uint8).numpy().data
         return self._whole
 
 
@@ -282,8 +283,9 @@ def _paths(torch: Any, content: Any, path: str) -> list[str]:
 def _require_dense(torch: Any, key: str, value: Any, name: str) -> None:
     """Refuse what is no dense array of a type that Ingot has, and arrays that are larger than what they are made of."""
     where = f"{name}: {key[:200]}"
-    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized or value.is_meta:
-        kind = value.layout if value.layout != torch.strided else value.dtype
+    dense = type(value) is torch.Tensor and value.layout == torch.strided
+    if not dense or value.is_quantized or value.is_meta or value.is_nested:
+        kind = "a nested one" if value.is_nested else value.dtype if value.layout == torch.strided else value.layout
         raise UnsupportedError(f"expected a dense tensor, found {kind}", rule="torchfile.tensor", where=where)
     try:
         resolve_dtype(value.dtype)

@@ -31,7 +31,7 @@ EXTRAS = {
     "gguf": ("gguf", "model folders to and from GGUF (names of tensors)"),
     "hub": ("huggingface_hub", "hf: addresses and models by their names on the Hub"),
     "ray": ("ray", "convert, verify, compare(engine='ray'): many machines"),
-    "remote": ("obstore", "https:, s3:, gs: and az: addresses"),
+    "remote": ("obstore", "s3:, gs: and az: addresses"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
 

@@ -17,8 +17,8 @@ from ingot.core.progress import Progress
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.engine.bind import RULE as STEP
-from ingot.engine.bind import StepData, bound_steps
-from ingot.engine.data import spec_of, step_data
+from ingot.engine.bind import StepData, bound_steps, specs_of
+from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Fitting, Format, FormatWriter, FullSize, WriteOptions
@@ -293,7 +293,7 @@ class OpenedPlan:
     @property
     def names(self) -> Sequence[str]:
         """As ``ops.cluster.distribute.Shared.names``."""
-        return [str(step.spec["name"]) for step in self.data.steps]
+        return [str(step.spec.get("name")) for step in self.data.steps]
 
     def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
         """As ``Shared.hashed``: nothing is."""
@@ -302,7 +302,7 @@ class OpenedPlan:
     def writer(self, target: Target) -> FormatWriter:
         """As ``Shared.writer``."""
         plan = self.plan(range(0))
-        artifact = Artifact([spec_of(step.spec) for step in self.data.steps], plan.metadata, plan.attachments)
+        artifact = Artifact(specs_of(self.data.steps), plan.metadata, plan.attachments)
         return self.format.writer(target, self.place.name, artifact, self.writing)
 
     def require_unchanged(self) -> None:

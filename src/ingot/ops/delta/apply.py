@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from ingot.core.border import bordered
 from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -53,6 +54,7 @@ class Applied:
             self.delta.close()
 
 
+@bordered
 def apply_delta(
     state_dict: State,
     delta: str | PathLike[str] | Checkpoint,
@@ -150,6 +152,7 @@ def _whole(delta: Checkpoint) -> Iterator[None]:
             checked.result()
 
 
+@bordered
 def revert(state_dict: State, applied: Applied) -> None:
     """Give ``state_dict`` the values back that it had before ``applied``, bit for bit; several in reverse order.
 

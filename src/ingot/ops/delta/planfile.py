@@ -12,17 +12,18 @@ from msgspec import Struct
 
 import ingot
 from ingot.core.structs import warm
-from ingot.engine.bind import StepData, bound_steps
-from ingot.engine.data import plain, spec_of, step_data, unplain
+from ingot.engine.bind import StepData, bound_steps, specs_of
+from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.plan import Plan
 from ingot.engine.route import Route
 from ingot.engine.work import Step
+from ingot.errors import FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.convert.planfile import VERSION, SourceData, TargetData, read_plan, require_same
+from ingot.ops.convert.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.destination import Destination
 from ingot.ops.open import checkpoint_of, open_delta, open_source, weights_of
@@ -98,7 +99,7 @@ class OpenedDeltaPlan:
     @property
     def names(self) -> Sequence[str]:
         """As ``ops.cluster.distribute.Shared.names``."""
-        return [str(step.spec["name"]) for step in self.data.steps]
+        return [str(step.spec.get("name")) for step in self.data.steps]
 
     def plan(self, numbers: range) -> Plan:
         """As ``Shared.plan``."""
@@ -112,7 +113,7 @@ class OpenedDeltaPlan:
 
     def writer(self, target: Target) -> FormatWriter:
         """As ``Shared.writer``."""
-        artifact = Artifact([spec_of(step.spec) for step in self.data.steps], self._metadata())
+        artifact = Artifact(specs_of(self.data.steps), self._metadata())
         return self.format.writer(target, self.data.target.path, artifact, self._writing())
 
     def require_unchanged(self) -> None:
@@ -125,8 +126,13 @@ class OpenedDeltaPlan:
         self.stack.close()
 
     def _metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = unplain(self.data.metadata)
-        return found
+        try:
+            metadata = unplain(self.data.metadata)
+        except (ValueError, TypeError) as error:
+            raise FormatError(RULE, f"expected metadata as plans have them: {error}") from error
+        if not isinstance(metadata, dict):
+            raise FormatError(RULE, f"expected metadata by name, found {type(metadata).__name__}")
+        return metadata
 
     def _writing(self) -> WriteOptions:
         told = self.data.target

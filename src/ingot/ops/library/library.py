@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
+from ingot.core.border import bordered
 from ingot.ops.check.findings import Finding
 from ingot.ops.library import add, get, keep
 from ingot.ops.library.add import Added
@@ -65,6 +66,7 @@ class Library:
         """Check every object and manifest."""
         return keep.verify(CheckOptions(self.address, **options))
 
+    @bordered
     def url_of(self, name: str) -> str:
         """Return the address of an artifact, which everything that reads checkpoints takes."""
         return Place(self.address).url_of(name)

@@ -109,11 +109,11 @@ def file_of(name: str) -> str:
 
     Raises ``UsageError`` ``library.name`` for a name that is none.
     """
-    pieces = name.split("/")
-    if len(name) > 200 or not all(_PIECE.fullmatch(piece) and not piece.endswith(ENDING) for piece in pieces):
+    pieces = name.split("/") if isinstance(name, str) and len(name) <= 200 else [""]
+    if not all(_PIECE.fullmatch(piece) and not piece.endswith(ENDING) for piece in pieces):
         raise UsageError(
             "expected a name such as org/model of letters, digits and _ . + @ = -, that does not begin with a dot nor "
-            f"end in {ENDING}; found {name[:200]!r}",
+            f"end in {ENDING}; found {repr(name)[:200]}",
             rule="library.name",
         )
     return f"{FOLDER}/{name}{ENDING}"

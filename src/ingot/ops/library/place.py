@@ -40,8 +40,8 @@ class Place:
     """
 
     def __init__(self, address: str | PathLike[str], *, create: bool = False) -> None:
-        self.address = fspath(address)
         self.folder: SharedFolder = share(address, create=create)
+        self.address = fspath(address)
         store = self.folder.store
         if store.exists(_MARK):
             root = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
@@ -95,7 +95,7 @@ class Place:
 
     def url_of(self, name: str) -> str:
         """Return the address of an artifact."""
-        return f"{SCHEME}:{self.address.replace('!', '%21')}!{quote(name)}"
+        return f"{SCHEME}:{self.address.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
     def _fresh(self) -> Store:
         """Return the store anew: one of another machine keeps to the versions that it read first."""

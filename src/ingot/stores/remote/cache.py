@@ -4,6 +4,9 @@
 blob a range of a version of a file is. A blob is compared with its name whenever it is read: one that is damaged is as
 good as none. What was not read for longest goes first. Nothing here is needed: whatever goes wrong with the disk, bytes
 come from afar.
+
+What is cached may be private (a signed address, a token), and ``ranges/`` decides what a reader takes for a file's
+bytes. So only this user may read or write the folder: files have mode 0600 and folders 0700, whatever the umask is.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import threading
 from hashlib import sha256
 from pathlib import Path
@@ -18,13 +22,14 @@ from pathlib import Path
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.memory import parse_size
 from ingot.core.paths import local_path
-from ingot.core.system import replace
+from ingot.core.system import open_flags, remove_tree, replace, user_id
 from ingot.errors import UsageError
 from ingot.model.bytesource import Stamp
 
 FOLDER, SIZE = "INGOT_REMOTE_CACHE", "INGOT_REMOTE_CACHE_SIZE"
 DEFAULT_SIZE = "20GiB"
 OFF = "off"
+_FILE, _FOLDER, _OTHERS = 0o600, 0o700, 0o077
 _SLACK = 16  # the cache is looked through each time that this part of its size was added
 
 
@@ -34,14 +39,20 @@ class RangeCache:
     Parameters
     ----------
     folder : Path
-        Made where there is none.
+        Made where there is none. If another user may read or write it or anything in it, that is taken away.
     most : int
         Bytes of all blobs together; passed by what is added between two looks at the folder, a sixteenth.
+
+    Raises
+    ------
+    UsageError
+        ``remote.cache-folder``: a folder of another user.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most
         self._lock = threading.Lock()
+        _require_private(folder)
         self._added = most  # by others, perhaps: the first addition looks
 
     def get(self, name: str, out: memoryview) -> bool:
@@ -71,8 +82,8 @@ class RangeCache:
             if blob.exists():
                 os.utime(blob)
             else:
-                _write(blob, data)
-            _write(self._path("ranges", name), memoryview(digest.encode()))
+                self._write(blob, data)
+            self._write(self._path("ranges", name), memoryview(digest.encode()))
         with self._lock:
             self._added += data.nbytes
             due = self._added * _SLACK >= self._most
@@ -85,7 +96,7 @@ class RangeCache:
         """Remove what was not read for longest, and ranges without a blob; one process at a time."""
         from filelock import FileLock, Timeout
 
-        with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock").acquire(timeout=0):
+        with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock", mode=_FILE).acquire(timeout=0):
             blobs = []
             for path in (self._folder / "blobs").glob("*/*"):
                 with contextlib.suppress(OSError):
@@ -104,6 +115,22 @@ class RangeCache:
                         if ref.read_text("ascii") not in there:
                             ref.unlink()
 
+    def _write(self, path: Path, data: memoryview) -> None:
+        """Write a file that appears whole; not flushed, as a damaged one is noticed."""
+        for folder in (self._folder, path.parent.parent, path.parent):
+            if not folder.is_dir():
+                folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
+                folder.chmod(_FOLDER)  # mkdir's mode is cut by the umask
+        temporary = path.with_name(f".{secrets.token_hex(8)}")
+        try:
+            with os.fdopen(os.open(temporary, open_flags("O_WRONLY", "O_CREAT", "O_EXCL"), _FILE), "wb") as file:
+                file.write(data)
+            temporary.chmod(_FILE)
+            replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
     def _path(self, kind: str, name: str) -> Path:
         if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
             raise ValueError(name)
@@ -111,8 +138,8 @@ class RangeCache:
 
 
 def name_of(url: str, stamp: Stamp, start: int, length: int) -> str:
-    """Return what a range of a version of a file is called."""
-    text = "\0".join(map(str, (url, stamp.size, stamp.etag, start, length)))
+    """Return the name of a range of a version of a file."""
+    text = "\0".join(map(str, (url, stamp.size, stamp.mtime_ns, stamp.etag, start, length)))
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -122,7 +149,7 @@ _CACHES: dict[tuple[str, int], RangeCache] = {}
 def range_cache() -> RangeCache | None:
     """Return the cache that the environment asks for; None for none.
 
-    Raises ``UsageError`` ``remote.cache-size``.
+    Raises ``UsageError`` ``remote.cache-size``, ``remote.cache-folder``.
     """
     chosen = os.environ.get(FOLDER, "")
     if not chosen or chosen == OFF:
@@ -134,7 +161,10 @@ def range_cache() -> RangeCache | None:
         most = 0
     if most < 1:
         raise UsageError(f"expected a size such as {DEFAULT_SIZE}, found {text[:40]!r}", rule="remote.cache-size")
-    return _CACHES.setdefault((chosen, most), RangeCache(local_path(chosen), most))
+    key = (chosen, most)
+    if key not in _CACHES:
+        _CACHES.setdefault(key, RangeCache(local_path(chosen), most))
+    return _CACHES[key]
 
 
 def _digest(data: memoryview) -> str:
@@ -143,13 +173,39 @@ def _digest(data: memoryview) -> str:
     return hex_of(running)
 
 
-def _write(path: Path, data: memoryview) -> None:
-    """Write a file that appears whole; not flushed, as a damaged one is noticed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{secrets.token_hex(8)}")
+def _require_private(folder: Path) -> None:
+    """Take away what other users may do with a cache, and what they put there; refuse a folder of another user."""
+    user = user_id()
     try:
-        beside.write_bytes(data)
-        replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        if user is None or not folder.is_dir():
+            return
+    except OSError:
+        return  # not reachable: nothing is cached
+    try:
+        state = folder.stat()
+        private = state.st_uid == user
+        if private and stat.S_IMODE(state.st_mode) & _OTHERS:
+            for path in folder.rglob("*"):
+                _make_private(path, user)
+            folder.chmod(_FOLDER)  # last: what is interrupted begins again
+    except OSError:
+        private = False
+    if not private:
+        raise UsageError(
+            "expected a folder that only this user may read and write: another user could change what is read from it. "
+            f"Choose another folder ({FOLDER}, --cache), or remove this one",
+            rule="remote.cache-folder",
+            where=str(folder),
+        )
+
+
+def _make_private(path: Path, user: int) -> None:
+    state = path.lstat()
+    if stat.S_ISDIR(state.st_mode) and state.st_uid == user:
+        path.chmod(_FOLDER)
+    elif stat.S_ISREG(state.st_mode) and state.st_uid == user:
+        path.chmod(_FILE)
+    elif stat.S_ISDIR(state.st_mode):
+        remove_tree(path)
+    else:
+        path.unlink()

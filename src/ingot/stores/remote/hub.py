@@ -17,19 +17,20 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ingot.core.extras import require
-from ingot.errors import IngotError, ResourceError, UsageError
+from ingot.errors import FormatError, IngotError, ResourceError, UsageError
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.local import LocalStore
 from ingot.stores.remote.address import Address, shown
-from ingot.stores.remote.client import EXTRA, Client, options
 from ingot.stores.remote.store import RemoteScheme, RemoteStore, WebScheme
+from ingot.stores.remote.web import WebClient
 
 HUB_EXTRA = "hub"
 _INDEX = 1 << 27  # bytes of an index at most
 _MAIN = "main"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _ADDRESS = re.compile(rf"hf://({_NAME}/{_NAME})(?:@([^/?#]+))?(?:/([^?#]*))?", re.IGNORECASE)
+_COMMIT = re.compile(r"[A-Za-z0-9]{7,64}")
 _PAGE = re.compile(
     rf"https://(?:www\.)?(?:huggingface\.co|hf\.co)/({_NAME}/{_NAME})/?(?:(?:tree|blob|resolve)/([^/?#]+)/?([^?#]*))?"
     r"(?:[?#].*)?"
@@ -73,7 +74,7 @@ def hub_address(text: str) -> HubAddress:
 class HubStore(RemoteStore):
     """A folder of a model at one commit, read from the Hub."""
 
-    def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: Client, scheme: HubScheme):
+    def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: WebClient, scheme: HubScheme):
         org, _, name = address.model.partition("/")
         super().__init__(Address("hf", org, name), client, scheme)
         self._at, self._commit, self._names = address, commit, names
@@ -139,7 +140,12 @@ class HubScheme(RemoteScheme):
         hub = require("huggingface_hub", HUB_EXTRA)
         cache = require("huggingface_hub.constants", HUB_EXTRA).HF_HUB_CACHE
         if file:
-            path = hub.try_to_load_from_cache(address.model, address.path, cache_dir=cache, revision=address.revision)
+            try:
+                path = hub.try_to_load_from_cache(
+                    address.model, address.path, cache_dir=cache, revision=address.revision
+                )
+            except ValueError:  # a name that huggingface_hub never caches, such as C:x
+                return None
             return LocalStore(Path(path).parent, io) if isinstance(path, str) else None
         try:
             root = hub.snapshot_download(
@@ -161,6 +167,8 @@ class HubScheme(RemoteScheme):
         except Exception as error:
             raise _refusal(error, where) from None
         names = [item.rfilename for item in about.siblings or ()]
+        if not all(isinstance(name, str) for name in names) or not _COMMIT.fullmatch(str(about.sha)):
+            raise FormatError("hub.answer", "expected a commit and names of files in the Hub's answer", where=where)
         return HubStore(address, str(about.sha), names, _client(hub), self)
 
 
@@ -180,12 +188,10 @@ def _endpoint() -> str:
     return str(require("huggingface_hub.constants", HUB_EXTRA).ENDPOINT)
 
 
-def _client(hub: Any) -> Client:
-    token, endpoint = hub.get_token(), _endpoint()
+def _client(hub: Any) -> WebClient:
+    token = hub.get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    settings = options(headers, plain=endpoint.startswith("http:"))
-    made = require("obstore.store", EXTRA).HTTPStore(endpoint, **settings)
-    return Client(made, endpoint, immutable=True)
+    return WebClient(_endpoint().rstrip("/"), headers, immutable=True)
 
 
 def _has_weights(store: LocalStore) -> bool:

@@ -65,10 +65,10 @@ class RemoteShared(SharedFolder):
         return {name: stamp.size for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
 
     def states(self, folder: str) -> dict[str, str]:
-        return {name: _told(stamp) for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
+        return {name: _version(stamp) for name, stamp in self.stamps(folder).items() if not name.startswith(".")}
 
     def state(self, name: str) -> str:
-        return _told(self.client.state(self.key(name)))
+        return _version(self.client.state(self.key(name)))
 
     def stamps(self, folder: str) -> dict[str, Stamp]:
         """Return the files directly in a folder, and their states, by one listing."""
@@ -138,8 +138,8 @@ class RemoteShared(SharedFolder):
         return found
 
 
-def _told(stamp: Stamp) -> str:
-    return f"{stamp.size} {stamp.etag}"
+def _version(stamp: Stamp) -> str:
+    return f"{stamp.size} {stamp.etag}" if stamp.is_strong else f"{stamp.size} {stamp.etag} {stamp.mtime_ns}"
 
 
 def _lent(around: Path) -> tuple[Path, int | None]:

@@ -17,7 +17,8 @@ from ingot.model.seal import Seal
 from ingot.stores.memory import flat
 from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.cache import name_of, range_cache
-from ingot.stores.remote.client import Client, Opened, changed
+from ingot.stores.remote.client import Opened, RangeClient, same_version
+from ingot.stores.remote.failures import changed
 from ingot.stores.remote.proof import Proven
 from ingot.stores.remote.transfer import transfer
 
@@ -36,7 +37,7 @@ class RemoteSource:
 
     Parameters
     ----------
-    client : Client
+    client : RangeClient
     key : str
     opened : Opened
     name : str
@@ -53,14 +54,14 @@ class RemoteSource:
 
     def __init__(
         self,
-        client: Client,
+        client: RangeClient,
         key: str,
         opened: Opened,
         name: str,
         again: Callable[[], ByteSource] | None = None,
         seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
-        self._client: Client | None = client
+        self._client: RangeClient | None = client
         self._key, self._head, self._again = key, memoryview(opened.head), again
         self.name, self.stamp, self.size = name, opened.stamp, opened.stamp.size
         self._seal, self._lock = seal, threading.Lock()
@@ -87,7 +88,7 @@ class RemoteSource:
         """Fill ``out``, by several requests at a time where it is large.
 
         Raises ``IntegrityError`` ``store.short-read``, ``store.changed``; ``UsageError`` ``store.closed``; and as
-        ``Client.fetch``.
+        ``RangeClient.fetch``.
         """
         data = flat(out)
         there = self._ahead.take(offset, data.nbytes)
@@ -114,7 +115,7 @@ class RemoteSource:
             if error.rule == "store.missing":
                 return True
             raise
-        return now.size != self.size or (bool(self.stamp.etag) and now.etag != self.stamp.etag)
+        return not same_version(now, self.stamp)
 
     def close(self) -> None:
         """Let go of the file; a second call does nothing."""
@@ -141,7 +142,7 @@ class RemoteSource:
                 missing.append((start + held, out[held:]))
         transfer(partial(self._fetch, client), missing, self.name)
 
-    def _sealed(self, client: Client) -> Proven | None:
+    def _sealed(self, client: RangeClient) -> Proven | None:
         """Return by what bytes are proven, asked for once; None of a file without a seal."""
         with self._lock:
             if not self._asked:
@@ -153,11 +154,12 @@ class RemoteSource:
                 self._asked = True
         return self._proven
 
-    def _fetch(self, client: Client, start: int, out: memoryview) -> None:
-        """Fill ``out``: from the cache, where there is one and the version has a name, else from afar."""
-        named = client.immutable or self.stamp.etag
+    def _fetch(self, client: RangeClient, start: int, out: memoryview) -> None:
+        """Fill ``out``: from the cache if there is one and a strong tag proves the version, else from the server."""
+        named = client.immutable or self.stamp.is_strong
         cache = range_cache() if named and out.nbytes else None
-        name = "" if cache is None else name_of(f"{client.location}/{self._key}", self.stamp, start, out.nbytes)
+        version = Stamp(self.size) if client.immutable else self.stamp
+        name = "" if cache is None else name_of(f"{client.location}/{self._key}", version, start, out.nbytes)
         again = name in self._taken  # what was wrong when it came is asked for once more, of its server
         self._taken.add(name)
         if cache is not None and not again and cache.get(name, out):

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.core.atomic import SUFFIX, Staging, atomic_write
+from ingot.core.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
 from ingot.core.checksums import Blake3
 from ingot.core.oserrors import write_error
 from ingot.core.parallel import go_on, ordered
@@ -56,7 +56,9 @@ class RemoteStaging(Staging):
             raise UsageError("expected the name of a file to write", rule="target.name", where=folder.location)
         around = Path(default_cache("uploads")) / sha256(self._address.public.encode()).hexdigest()[:32]
         last = self._address.last or "bucket"
-        self._mine = set(_earlier(around / f".{last}{SUFFIX}")) if resume else set()
+        if len(last.encode()) > LONGEST_NAME:  # of keys each name may have up to 1024 bytes
+            last = sha256(last.encode()).hexdigest()
+        self._mine = set(_earlier(around / partial_name(last))) if resume else set()
         self._require_free()
         try:
             around.mkdir(parents=True, exist_ok=True)
@@ -152,7 +154,8 @@ class RemoteStaging(Staging):
         state = [path.stat().st_size, _digest(path) if taken is None else taken]
         if name in done and done[name][:2] == state:
             try:
-                if self._client.state(key).etag == done[name][2]:
+                now = self._client.state(key)
+                if now.is_strong and now.etag == done[name][2] and now.size == state[0]:
                     return
             except UsageError:  # gone
                 pass

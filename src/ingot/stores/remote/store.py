@@ -7,7 +7,6 @@ import threading
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Mapping
 from functools import partial
 from html.parser import HTMLParser
 from typing import Any
@@ -15,15 +14,17 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ingot.core.atomic import Staging
 from ingot.core.extras import require
-from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
 from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.remote.address import Address, address_of, shown
-from ingot.stores.remote.client import EXTRA, Client, Opened, options
+from ingot.stores.remote.client import EXTRA, Client, Opened, RangeClient, options
+from ingot.stores.remote.http import origin_of
 from ingot.stores.remote.shared import RemoteShared
 from ingot.stores.remote.source import HEAD, RemoteSource
 from ingot.stores.remote.staging import RemoteStaging
+from ingot.stores.remote.web import WebClient
 
 _HELD = 256  # files of which a store holds the first bytes
 _PAGE = 8 << 20
@@ -35,7 +36,7 @@ class RemoteStore(Store):
     The version of a file that was opened first is the one that all later reads of this store are of.
     """
 
-    def __init__(self, address: Address, client: Client, scheme: RemoteScheme) -> None:
+    def __init__(self, address: Address, client: RangeClient, scheme: RemoteScheme) -> None:
         self.address, self._client, self._scheme = address, client, scheme
         self.location = self.url = address.public
         self._lock = threading.Lock()
@@ -82,22 +83,23 @@ class RemoteStore(Store):
         return source.stamp
 
     def _key(self, name: str) -> str:
+        if any("\ud800" <= char <= "\udfff" for char in name):
+            raise FormatError("store.escape", f"expected a name in UTF-8, found {name[:200]!r}", where=self.location)
         return self.address.within(name).path
 
 
 class ObjectStore(RemoteStore):
     """A folder of a bucket."""
 
-    @property
-    def client(self) -> Client:
-        """Who makes the requests."""
-        return self._client
+    def __init__(self, address: Address, client: Client, scheme: RemoteScheme) -> None:
+        super().__init__(address, client, scheme)
+        self.client = client
 
     def list(self, folder: str = "") -> Listing:
         """Return the objects and folders directly in the store, or in ``folder``, by one request."""
         prefix = self._key(checked_name(folder, self.location)) if folder else self.address.path
         start = f"{prefix}/" if prefix else ""
-        objects, folders = self._client.list(prefix)
+        objects, folders = self.client.list(prefix)
         names = [sorted(key.removeprefix(start) for key in keys) for keys in (objects, folders)]
         for name in (*names[0], *names[1]):
             checked_name(name, self.location)
@@ -106,11 +108,11 @@ class ObjectStore(RemoteStore):
 
 
 class WebStore(RemoteStore):
-    """A folder of a web server, which may tell what is in it by a page of links; ``headers`` are for its server."""
+    """A folder of a web server, which may list the folder by a page of links."""
 
-    def __init__(self, address: Address, client: Client, scheme: RemoteScheme, headers: Mapping[str, str]) -> None:
+    def __init__(self, address: Address, client: WebClient, scheme: RemoteScheme) -> None:
         super().__init__(address, client, scheme)
-        self._headers = dict(headers)
+        self._pages = client
 
     def list(self, folder: str = "") -> Listing:
         """Return what the page of the folder links to.
@@ -118,10 +120,8 @@ class WebStore(RemoteStore):
         Raises ``UnsupportedError`` ``remote.no-listing`` where the server has no such page.
         """
         key = self._key(checked_name(folder, self.location)) if folder else self.address.path
-        query = f"?{self.address.query}" if self.address.query else ""
-        url = f"{self.address.origin}/{quote(key)}".rstrip("/") + f"/{query}"
         try:
-            kind, page = self._client.page(key, url, self._headers, _PAGE)
+            kind, page = self._pages.page(key, _PAGE)
         except IngotError as error:
             if folder and error.rule == "store.missing":
                 return Listing()
@@ -243,9 +243,11 @@ class WebScheme(FolderScheme):
         headers = {}
         if address.user:
             headers["Authorization"] = f"Basic {b64encode(unquote(address.user).encode()).decode()}"
-        url = address.origin + (f"/?{address.query}" if address.query else "")
-        settings = options(headers, plain=address.scheme == "http")
-        return WebStore(address, Client(_made("HTTPStore", url, settings, address), address.origin), self, headers)
+        try:
+            origin_of(address.origin)
+        except ValueError:
+            raise _no_address(address) from None
+        return WebStore(address, WebClient(address.origin, headers, query=address.query), self)
 
 
 class ObjectScheme(FolderScheme):
@@ -274,7 +276,7 @@ class ObjectScheme(FolderScheme):
         return address_of(text).public
 
     def at(self, address: Address) -> ObjectStore:
-        client = Client(_made(self._kind, address.host, options(plain=True), address), address.origin)
+        client = Client(_made(self._kind, address.host, options(), address), address.origin)
         return ObjectStore(address, client, self)
 
 
@@ -298,8 +300,12 @@ def _made(kind: str, place: str, settings: dict[str, Any], address: Address) -> 
     try:
         return getattr(require("obstore.store", EXTRA), kind)(place, **settings)
     except (api.exceptions.BaseError, ValueError) as error:
-        raise UsageError(
-            "expected an address, and settings in the environment, that this kind of store takes; see spec/remote.md",
-            rule="store.url",
-            where=address.public,
-        ) from (None if address.user or address.query else error)
+        raise _no_address(address) from (None if address.user or address.query else error)
+
+
+def _no_address(address: Address) -> UsageError:
+    return UsageError(
+        "expected an address, and settings in the environment, that this kind of store takes; see spec/remote.md",
+        rule="store.url",
+        where=address.public,
+    )

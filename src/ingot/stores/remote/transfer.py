@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from ingot.core.parallel import go_on
+from ingot.core.parallel import Halt, adopt, go_on
 from ingot.core.system import after_fork
 from ingot.errors import ResourceError
 
@@ -74,7 +74,13 @@ def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], whe
         for start, out in every:
             read(start, out)
         return
-    futures = [_POOL.get().submit(read, start, out) for start, out in every]
+    halt = Halt()  # if the caller is interrupted, what is on its way ends with its next bytes
+
+    def run(start: int, out: memoryview) -> None:
+        adopt(halt)
+        read(start, out)
+
+    futures = [_POOL.get().submit(run, start, out) for start, out in every]
     try:
         waiting = set(futures)
         while waiting:
@@ -83,6 +89,7 @@ def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], whe
                 future.result()
             go_on()
     finally:
+        halt.set()
         for future in futures:
             future.cancel()
         wait(futures)

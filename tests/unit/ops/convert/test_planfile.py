@@ -187,6 +187,13 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("source.identity", [], "plan.source"),
         ("view.without", ["none"], "tensor.unknown"),
         ("view.prune", 0.5, "convert.prune"),
+        ("target.path", "x" * 300 + ".zt", "store.name-too-long"),
+        ("target.path", "\ud800.zt", "plan.json"),
+        ("source.url", "file:///" + "x" * 300, "store.name-too-long"),
+        ("source.url", "\udfff", "plan.json"),
+        ("recipe", "\udcff", "plan.json"),
+        ("steps.0.tensor", "\ud800", "plan.json"),
+        ("steps.0.options", {"\ud800": 1}, "plan.json"),
     ],
 )
 def test_other_plans_are_refused_by_rule(fused: Path, path: str, value: Any, rule: str) -> None:
@@ -215,7 +222,9 @@ def test_what_claims_to_be_exact_is_measured_all_the_same(fused: Path) -> None:
     assert all(item.error is not None and item.action == "encoded" for item in report.tensors)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"version":1,"version":1}', b'{"version":NaN}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b'{"version":1,"version":1}', b'{"version":NaN}', b"[" * 100_000, b'{"\\ud800":1}']
+)
 def test_no_json(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(data)
     with pytest.raises(FormatError) as caught:

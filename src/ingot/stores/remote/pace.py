@@ -1,0 +1,65 @@
+"""The minimum rate of a transfer.
+
+A limit on silence alone is not enough: a server that sends one byte every few seconds would hold a request open for as
+long as it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ingot.core.memory import parse_size
+from ingot.errors import UsageError
+
+VARIABLE = "INGOT_REMOTE_MIN_RATE"
+DEFAULT_RATE = "1KiB"
+OFF = "off"
+
+
+class TooSlowError(Exception):
+    """A server sent less than the minimum rate over a whole window."""
+
+
+def minimum_rate() -> int:
+    """Return the bytes that a server must send in a second, 0 for no minimum.
+
+    Raises ``UsageError`` ``remote.min-rate`` if the environment variable is not a size.
+    """
+    text = os.environ.get(VARIABLE) or DEFAULT_RATE
+    if text == OFF:
+        return 0
+    try:
+        return parse_size(text)
+    except UsageError:
+        raise UsageError(
+            f"expected {VARIABLE} to be bytes per second such as {DEFAULT_RATE}, or {OFF}, found {text[:40]!r}",
+            rule="remote.min-rate",
+        ) from None
+
+
+class Pace:
+    """Counts the bytes of one answer, and refuses a window of time that brought too few.
+
+    Parameters
+    ----------
+    window : float
+        Seconds over which the rate is averaged. The first window begins with the first bytes.
+    """
+
+    def __init__(self, window: float) -> None:
+        self.window, self._rate = window, minimum_rate()
+        self._start = 0.0
+        self._bytes = 0
+
+    def count(self, nbytes: int) -> None:
+        """Add bytes that arrived; raise ``TooSlowError`` at the end of a window with too few."""
+        now = time.monotonic()
+        if not self._start:
+            self._start = now
+        self._bytes += nbytes
+        seconds = now - self._start
+        if seconds >= self.window:
+            if self._bytes < self._rate * seconds:
+                raise TooSlowError
+            self._start, self._bytes = now, 0
