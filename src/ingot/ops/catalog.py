@@ -8,7 +8,7 @@ from inspect import getdoc
 from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
@@ -53,6 +53,7 @@ class RecipeInfo:
 _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     AffineLayout.codec: ({}, {"bits": 4, "group": 32, "zero_kind": "offset", "scales": "f32"}, {"bits": 8}),
     BlocksLayout.codec: ({}, {"whole": True}),
+    DELTA_ROWS: ({"rows": 32, "inner": AffineLayout.codec},),
     MaskLayout.codec: ({}, {"row_alignment": WORD}),
     ScaledCodebookLayout.codec: (
         {},
