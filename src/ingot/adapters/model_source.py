@@ -12,6 +12,7 @@ from ingot.core.config import CONFIG
 from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
+from ingot.ops.adapter_files import adapter_in
 from ingot.ops.architectures.translated import holds_a_model
 from ingot.ops.open import detect, find, open_there
 from ingot.ops.open import open as open_checkpoint
@@ -73,6 +74,8 @@ def resolve(
 
     Raises
     ------
+    UnsupportedError
+        ``model.adapter``: an adapter.
     IngotError
         As ``ingot.open``.
     """
@@ -85,6 +88,10 @@ def resolve(
         choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
         return _of_tiers(choice, verify, folder)
     checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
+    adapter = adapter_in(checkpoint, path)
+    if adapter is not None:
+        checkpoint.close()
+        raise adapter.refusal(checkpoint.location)
     if not holds_a_model(checkpoint.format):
         return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
     from ingot.ops.architectures.view import to_model  # other weights are there sooner without

@@ -7,6 +7,7 @@ from ingot.core.registry import Instances
 
 # Names of codecs whose layouts only their own families look into.
 FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
+DELTA_ROWS = "delta_rows"
 
 CODECS: Instances[Codec] = Instances(
     "codec",
@@ -29,6 +30,7 @@ CODECS: Instances[Codec] = Instances(
         ("with_low_rank", "ingot.codecs.wrap.with_low_rank:CorrectedCodec"),
         (WITH_OUTLIERS, "ingot.codecs.wrap.with_outliers:OutlierCodec"),
         (DELTA_EXACT, "ingot.codecs.delta.exact:ExactCodec"),
+        (DELTA_ROWS, "ingot.codecs.delta.rows:RowsCodec"),
         ("sparse_patch", "ingot.codecs.delta.sparse_patch:SparsePatchCodec"),
         ("delta_sparse", "ingot.codecs.delta.sparse:DeltaSparse"),
         ("delta_sign", "ingot.codecs.delta.sign:DeltaSign"),

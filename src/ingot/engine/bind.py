@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -14,8 +13,9 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.structs import warm
 from ingot.engine.data import spec_data, spec_of, unplain
+from ingot.engine.fit import why_incomparable
 from ingot.engine.pair import Diff
-from ingot.engine.route import Patch, Route
+from ingot.engine.route import Patch, Route, at_end
 from ingot.engine.specs import difference_spec, encoded_spec
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
@@ -128,11 +128,14 @@ def _encode(data: StepData, tensor: Tensor) -> Encode:
 
 def _diff(data: StepData, tensor: Tensor, sources: Sequence[Mapping[str, Tensor]]) -> Diff:
     base = sources[0][data.tensor]
-    if data.source != 1 or base.shape != tensor.shape:
-        raise ValueError("expected a tensor of the fine-tune, and one of its shape in the base")
+    if data.source != 1 or why_incomparable(base, tensor) is not None:
+        raise ValueError("expected a tensor of the fine-tune, and one in the base that a difference can lead from")
     CODECS[base.codec].check(base)
     options, codec = unplain(data.options), delta_codec(_codec(data.spec))
-    encoder = codec.encoder(tensor.shape, tensor.dtype, options)
+    taken_in = data.spec["dtype"] if codec.exact else tensor.dtype
+    if taken_in not in (tensor.dtype, base.dtype):
+        raise ValueError("expected a difference in the element type of one of the tensors")
+    encoder = codec.encoder(tensor.shape, taken_in, options)
     spec = difference_spec(tensor, codec, encoder, _encoding(data.spec))
     exact = encoder.lossless
     return Diff(tensor, spec, ENCODED, data.rule, exact, base=base, codec=codec, encoder=encoder, options=options)
@@ -143,7 +146,7 @@ def _patch(data: StepData, routes: Mapping[str, Route]) -> Patch:
     if route.born != data.source or [(layer.stage, layer.dtype) for layer in route.layers] != data.layers:
         raise ValueError("expected the way that a tensor comes about by these deltas, found another")
     options = unplain(data.options)
-    tensor = replace(route.origin, dtype=route.dtype)
+    tensor = at_end(route)
     encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
     spec = encoded_spec(route.name, tensor, encoder, "raw")
     return Patch(tensor, spec, rule=data.rule, exact=data.exact, route=route, encoder=encoder, options=options)

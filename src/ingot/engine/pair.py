@@ -13,23 +13,26 @@ from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
 from ingot.core.checksums import Blake3, hex_of
-from ingot.core.dtypes import file_bytes, numpy_dtype
+from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats, measure, squared_error
 from ingot.engine import cost
-from ingot.engine.chunks import at_once, chunks, matrix_of
+from ingot.engine.chunks import at_once, matrix_of
+from ingot.engine.fit import fitted, narrowed, paired_chunks, rows_of, window
 from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
 from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Step, Take, Work
-from ingot.errors import IngotError
+from ingot.errors import IngotError, IntegrityError
 from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
 
 
 @dataclass(frozen=True)
 class Diff(Step):
-    """Stores the difference of two tensors of one shape: ``base``, of source 0, and ``tensor``, of source 1.
+    """Stores the difference of two tensors: ``base``, of source 0, and ``tensor``, of source 1.
 
+    The base is fitted to ``tensor`` first (``engine.fit``). If ``codec`` is exact, both are cast to the element type of
+    ``spec`` before: that of ``tensor``, or of the base where a cast there and back keeps every bit of ``tensor``.
     ``codec`` makes ``encoder`` of ``options``. The base's values pass at point ``BASE``, what patching will give at
     ``RESULT``. ``notes`` tell ``moved`` beside: the squared norm of the difference, where errors were measured.
     """
@@ -53,6 +56,16 @@ class Diff(Step):
         return self.base.nbytes + self.tensor.nbytes
 
     @property
+    def cast(self) -> str | None:
+        """The element type that the difference is taken in; None if values are taken as they are."""
+        return self.spec.dtype if self.codec.exact else None
+
+    @property
+    def resized(self) -> bool:
+        """Whether base and fine-tune have different numbers of rows."""
+        return self.base.shape != self.tensor.shape
+
+    @property
     def encoders(self) -> Sequence[DeltaEncoder]:
         return (self.encoder,)
 
@@ -63,7 +76,9 @@ class Diff(Step):
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()
         rebuilt = 0 if encoder.lossless else 8
+        fits = DTYPES[tensor.dtype].bits / 4 if self.resized or self.base.dtype != tensor.dtype else 0
         per_element = cost.per_element(self.base, tensor) + 2 * self.out_bytes / max(tensor.size, 1) + 8 + rebuilt
+        per_element += fits
         step = None if encoder.single_chunk else self._unit(matrix)
         return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), room, step)
 
@@ -74,6 +89,7 @@ class Diff(Step):
         """
         encoder, pair = self.encoder, (self.base, self.tensor)
         whole = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
+        whole = whole or self.resized
         compressed = any(part.encoding != "raw" for part in self.spec.parts)
         if whole or compressed or not all(map(skips_rows, pair)):
             return None
@@ -97,7 +113,7 @@ class Diff(Step):
         return _Comparing(shape, step=self, watches=watches, measured=measured and self.tensor.dtype in FLOATS)
 
     def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        if any(part.encoding != "raw" for part in self.spec.parts):
+        if self.resized or any(part.encoding != "raw" for part in self.spec.parts):
             return None
         matrix = (shape.rows, shape.cols)
         old = at_once(self.base, matrix)
@@ -117,14 +133,13 @@ class _Comparing(Running):
         encoder = self.step.encoder
         if not encoder.fit_passes:
             return None
-        matrix = (self.shape.rows, self.shape.cols)
+        step, matrix = self.step, (self.shape.rows, self.shape.cols)
         for _ in range(encoder.fit_passes):
-            pairs = (chunks(tensor, matrix, self.shape.chunk_rows) for tensor in (self.step.base, self.step.tensor))
-            for old, new in zip(*pairs, strict=True):
+            for old, new in paired_chunks(step.base, step.tensor, matrix, self.shape.chunk_rows, step.cast):
                 try:
                     encoder.fit_pass(old, new)
                 except IngotError as error:
-                    raise error.at(self.step.tensor.name) from None
+                    raise error.at(step.tensor.name) from None
         return encoder.params
 
     def work(self, take: Take) -> Iterator[tuple[Work, int]]:
@@ -134,6 +149,7 @@ class _Comparing(Running):
         self._open_feeds()
         share = step.in_bytes / max(shape.rows, 1)
         kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], shape.first
+        counts = [rows_of(tensor.shape, shape.cols) for tensor in pair]
         for reader in readers if start else ():
             assert isinstance(reader, Skipping)
             reader.skip(start * shape.cols)
@@ -141,12 +157,18 @@ class _Comparing(Running):
             if not take():
                 return
             stop = min(start + shape.chunk_rows, shape.end)
-            rows = [scratch((stop - start, shape.cols), kind) for kind in kinds]
+            sizes = [window(start, stop, count) for count in counts]
+            rows = [scratch((size, shape.cols), kind) for size, kind in zip(sizes, kinds, strict=True)]
             for reader, out in zip(readers, rows, strict=True):
                 reader.read_into(out)
             waits = [feed.take(rows[point]) for point, feed in self.feeds.items()]
             yield partial(self._encode, rows[0], rows[1], start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
+        for start in range(shape.rows, counts[BASE], shape.chunk_rows):  # rows that the fine-tune has not
+            old = scratch((min(shape.chunk_rows, counts[BASE] - start), shape.cols), kinds[BASE])
+            readers[BASE].read_into(old)
+            if BASE in self.feeds:
+                self.feeds[BASE].take(old).result()
         for reader in readers if shape.last is None else ():
             reader.finish()
 
@@ -168,9 +190,15 @@ class _Comparing(Running):
             self._rebuilt = Blake3()
 
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> Encoded:
-        step = self.step
+        step, shared = self.step, min(len(old), len(new))
+        old = fitted(old, len(new), step.cast)
+        values = new if step.cast in (None, step.tensor.dtype) else narrowed(new, str(step.cast))
+        if values is None:
+            raise IntegrityError(
+                "delta.result", f"expected values of {step.cast}, found others", where=step.tensor.name
+            )
         try:
-            parts = step.encoder.encode(old, new, start)
+            parts = step.encoder.encode(old, values, start)
         except IngotError as error:
             name = step.tensor.name
             raise error if error.where and name in error.where else error.at(name) from None
@@ -179,7 +207,7 @@ class _Comparing(Running):
             rebuilt = scratch(new.shape, new.dtype)
             step.encoder.rebuild(parts, old, rebuilt)
             stats = measure(new, rebuilt) if self.measured else None
-            moved = squared_error(new, old) if self.measured and step.base.dtype in FLOATS else 0.0
+            moved = squared_error(new[:shared], old[:shared]) if self.measured and step.base.dtype in FLOATS else 0.0
             settle = partial(self._settle, moved, file_bytes(rebuilt) if self._rebuilt is not None else b"")
         for wait in waits:
             wait.result()

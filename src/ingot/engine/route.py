@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from ingot.codecs.base import Encoder, empty
@@ -17,11 +18,11 @@ from ingot.core.parallel import go_on
 from ingot.core.stats import NO_ERROR
 from ingot.engine import cost
 from ingot.engine.chunks import at_once
+from ingot.engine.fit import fitted, is_opaque, rows_of, window
 from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches
 from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
 from ingot.errors import IngotError
-from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Array, Tensor
 
 _CHUNK = 1 << 20
@@ -30,15 +31,21 @@ _EVEN = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A difference that leads to ``stage``; its result has element type ``dtype``."""
+    """A difference that leads to ``stage``; its result has element type ``dtype`` and shape ``shape``."""
 
     stage: int
     tensor: Tensor
     dtype: str
+    shape: tuple[int, ...]
 
     @property
     def codec(self) -> DeltaCodec:
         return delta_codec(self.tensor.codec)
+
+    @property
+    def cast(self) -> str | None:
+        """The element type that the base's values are rounded to first, if the difference is one of bits."""
+        return self.tensor.dtype if self.codec.exact else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +62,16 @@ class Route:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.origin.shape
+        return self.layers[-1].shape if self.layers else self.origin.shape
 
     @property
     def dtype(self) -> str:
         return self.layers[-1].dtype if self.layers else self.origin.dtype
+
+    @property
+    def resized(self) -> bool:
+        """Whether a layer changes the number of rows."""
+        return any(layer.shape != self.origin.shape for layer in self.layers)
 
     @property
     def opaque(self) -> bool:
@@ -70,56 +82,67 @@ class Route:
         """Return the stage that gave the values which the tensor has at ``stage``."""
         return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.born)
 
-    def matrix(self) -> tuple[int, int]:
-        """Return the rows and columns to cut by: single elements where everything works element by element."""
-        if CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers):
-            return self.origin.size, 1
-        return self.origin.matrix_shape
+    def matrix(self, *, by_rows: bool = False) -> tuple[int, int]:
+        """Return the rows and columns to cut by: single elements where everything works element by element.
+
+        ``by_rows`` asks for whole rows. The rows are those of the stage that has most of them.
+        """
+        sizes = [self.origin.size, *(prod(layer.shape) for layer in self.layers if layer.shape != self.origin.shape)]
+        vector = len(self.origin.shape) < 2 and len(sizes) > 1  # one row in general: its length differs
+        elementwise = CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers)
+        if elementwise and (vector or not by_rows):
+            return max(sizes), 1
+        rows, cols = self.origin.matrix_shape
+        return (rows, cols) if len(sizes) == 1 else (max(sizes) // cols, cols)
 
     def appliers(self) -> list[Applier]:
         """Begin applying every layer."""
         dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
-        return [layer.codec.applier(layer.tensor, dtype) for layer, dtype in zip(self.layers, dtypes, strict=False)]
+        pairs = zip(self.layers, dtypes, strict=False)
+        return [layer.codec.applier(layer.tensor, layer.cast or dtype) for layer, dtype in pairs]
 
-    def chunks(self, matrix: tuple[int, int] | None = None) -> Iterator[Array]:
-        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix()``."""
-        rows, cols = matrix or self.matrix()
+    def chunks(self, *, by_rows: bool = False) -> Iterator[Array]:
+        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix``."""
+        rows, cols = self.matrix(by_rows=by_rows)
         step = max(1, _CHUNK // max(cols, 1))
+        first, last = rows_of(self.origin.shape, cols), rows_of(self.shape, cols)
         reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
         for start in range(0, rows, step):
             go_on()
-            values = empty((min(step, rows - start), cols), self.origin.dtype, self.name)
+            stop = min(start + step, rows)
+            values = empty((window(start, stop, first), cols), self.origin.dtype, self.name)
             reader.read_into(values)
             for applier, layer in zip(appliers, self.layers, strict=True):
-                values = applied(applier, values, layer.dtype)
-            yield values
+                values = applied(applier, layer, values, window(start, stop, rows_of(layer.shape, cols)))
+            if start < last:
+                yield values
         reader.finish()
         for applier in appliers:
             applier.finish()
 
 
-def applied(applier: Applier, base: Array, dtype: str) -> Array:
-    """Return what an applier makes of the next rows of its base."""
-    out = scratch(base.shape, numpy_dtype(dtype))
+def applied(applier: Applier, layer: Layer, base: Array, rows: int) -> Array:
+    """Return the next ``rows`` rows that a layer makes, ``base`` being those before it."""
+    base = fitted(base, rows, layer.cast)
+    out = scratch(base.shape, numpy_dtype(layer.cast or layer.dtype))
     applier.apply(base, out)
-    return out
+    return fitted(out, rows, layer.dtype)
 
 
 def at_end(route: Route) -> Tensor:
-    """Return a route's origin with the element type of its end."""
-    return route.origin if route.origin.dtype == route.dtype else replace(route.origin, dtype=route.dtype)
-
-
-def is_opaque(tensor: Tensor) -> bool:
-    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
-    return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
+    """Return a route's origin with the element type and shape of its end."""
+    origin = route.origin
+    if (origin.dtype, origin.shape) == (route.dtype, route.shape):
+        return origin
+    return replace(origin, dtype=route.dtype, shape=route.shape)
 
 
 @dataclass(frozen=True)
 class Patch(Step):
     """Makes one tensor of a patch's result: the values of ``route``, encoded by ``encoder`` of ``options``.
 
-    ``tensor`` is the route's origin with the element type of its end. Values pass at the stages that give them.
+    ``tensor`` is the route's origin with the element type and shape of its end. Values pass at the stages that give
+    them.
     """
 
     action: str = field(default=DECODED, init=False)
@@ -156,7 +179,7 @@ class Patch(Step):
         per_element = cost.per_element(route.origin) + DTYPES[out.type or out.dtype].bits / 8
         fixed = cost.fixed_cost(route.origin)
         for layer in route.layers:
-            stored = cost.decompressed(layer.tensor) / max(route.origin.size, 1)
+            stored = cost.decompressed(layer.tensor) / max(matrix[0] * matrix[1], 1)
             per_element += 8 + DTYPES[layer.dtype].bits / 8 + 2 * stored
             codec = CODECS.get(layer.tensor.codec)
             if codec is not None and not codec.streams:
@@ -172,7 +195,7 @@ class Patch(Step):
         return _Patching(shape, step=self, watches=watches)
 
     def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        rows = at_once(self.route.origin, (shape.rows, shape.cols))
+        rows = None if self.route.resized else at_once(self.route.origin, (shape.rows, shape.cols))
         return None if rows is None else self.begin(shape, watches, measured=measured).whole(rows)
 
 
@@ -187,18 +210,19 @@ class _Patching(Running):
         reader, layers = CODECS[route.origin.codec].reader(route.origin), _Layers(self.step)
         self._open_feeds()
         share, start, number = self.step.in_bytes / max(shape.rows, 1), 0, 0
+        origin_rows = rows_of(route.origin.shape, shape.cols)
         while start < shape.rows or start == 0:
             if not take():
                 return
             stop = min(start + shape.chunk_rows, shape.rows)
-            rows = scratch((stop - start, shape.cols), numpy_dtype(route.origin.dtype))
+            rows = scratch((window(start, stop, origin_rows), shape.cols), numpy_dtype(route.origin.dtype))
             reader.read_into(rows)
             if stop == shape.rows:
                 reader.finish()
             # Here, in the order of tensors: a parent hash goes on from one to the next.
             waits = [feed.take(rows) for point, feed in self._taps if point == route.born]
             yield (
-                partial(layers, rows, number, self._taps, waits, last=stop == shape.rows),
+                partial(layers, Chunk(rows, number, start, stop, stop == shape.rows), self._taps, waits),
                 int(stop * share) - int(start * share),
             )
             start, number = max(stop, 1), number + 1
@@ -207,7 +231,7 @@ class _Patching(Running):
         """Do the whole step: these are all values of the origin."""
         self._open_feeds()
         waits = [feed.take(rows) for point, feed in self._taps if point == self.step.route.born]
-        encoded = _Layers(self.step).alone(rows, self._taps, waits)
+        encoded = _Layers(self.step).alone(Chunk(rows, 0, 0, len(rows), last=True), self._taps, waits)
         return AtOnce({role: file_bytes(array) for role, array in encoded.parts.items()}, NO_ERROR, self)
 
     def _open_feeds(self) -> None:
@@ -224,6 +248,17 @@ class _Patching(Running):
                 shared[point] = feed
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The values of a route's origin from row ``start`` to ``stop``: fewer, if the origin has not so many rows."""
+
+    rows: Array
+    number: int
+    start: int
+    stop: int
+    last: bool
+
+
 class _Layers:
     """Applies a route's layers to its chunks, in order, whichever threads they come on."""
 
@@ -232,31 +267,29 @@ class _Layers:
         self._appliers = step.route.appliers()
         self._sequencer = Sequencer()
 
-    def __call__(
-        self, rows: Array, number: int, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
-    ) -> Encoded:
-        values = [rows]
+    def __call__(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
+        values = [chunk.rows]
 
         def layers() -> None:
-            values[0] = self._applied(values[0], taps, waits, last=last)
+            values[0] = self._applied(chunk, taps, waits)
 
         def in_turn() -> Array:
-            self._sequencer.run(number, layers)
+            self._sequencer.run(chunk.number, layers)
             return values[0]
 
         return self._encoded(in_turn, waits)
 
-    def alone(self, rows: Array, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
+    def alone(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
         """Do the only chunk."""
-        return self._encoded(lambda: self._applied(rows, taps, waits, last=True), waits)
+        return self._encoded(lambda: self._applied(chunk, taps, waits), waits)
 
-    def _applied(
-        self, values: Array, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]], *, last: bool
-    ) -> Array:
+    def _applied(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Array:
+        values, cols = chunk.rows, chunk.rows.shape[1]
         for applier, layer in zip(self._appliers, self._step.route.layers, strict=True):
-            values = applied(applier, values, layer.dtype)
+            rows = window(chunk.start, chunk.stop, rows_of(layer.shape, cols))
+            values = applied(applier, layer, values, rows)
             waits.extend(feed.take(values) for point, feed in taps if point == layer.stage)
-            if last:
+            if chunk.last:
                 applier.finish()
         return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,18 +15,37 @@ KEY = "delta"
 
 OPS = ("apply", "replace", "same")
 
+VERSION, FITTED = 1, 2
+"""Versions of the description. ``FITTED`` only if a change has ``base_dtype`` or ``base_shape``: readers that do not
+know these refuse it."""
+
 
 @warm
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor of the fine-tune.
 
-    ``op``: ``apply`` (the delta holds a difference of its codec), ``replace`` (the delta holds the tensor itself: it is
-    new, or has another shape or element type), ``same`` (as in the base, nothing is stored). ``dtype`` is the
-    fine-tune's element type.
+    Parameters
+    ----------
+    op : str
+        ``apply`` (the delta holds a difference of its codec), ``replace`` (the delta holds the tensor itself: it is
+        new, or no difference leads to it), ``same`` (as in the base, nothing is stored).
+    dtype : str
+        The fine-tune's element type.
+    base_dtype : str or None
+        The base's element type, if it is another. Exact differences are to the base's values rounded to ``dtype``.
+    base_shape : tuple of int or None
+        The base's shape, if it has another number of rows. The difference is to the rows that both have.
     """
 
     op: str
     dtype: str
+    base_dtype: str | None = None
+    base_shape: tuple[int, ...] | None = None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the base's tensor has another element type or shape than the difference."""
+        return self.base_dtype is not None or self.base_shape is not None
 
 
 @warm
@@ -57,9 +76,14 @@ class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
         removed = plain.pop("removed", None)
         if self.tensors:
-            known = {change: msgspec.to_builtins(change) for change in set(self.tensors.values())}
+            known = {change: _plain(change) for change in set(self.tensors.values())}
             plain["tensors"] = {name: known[change] for name, change in self.tensors.items()}
         return plain if removed is None else {**plain, "removed": removed}
+
+
+def _plain(change: Change) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(change)
+    return plain if change.base_shape is None else {**plain, "base_shape": [*change.base_shape]}
 
 
 def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
@@ -76,14 +100,28 @@ def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
         info = msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else _converted(value)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FormatError("delta.metadata", str(error), where=where) from error
-    if info.version != 1:
-        raise FormatError("delta.version", f"expected delta version 1, found {info.version}", where=where)
+    if info.version not in (VERSION, FITTED):
+        raise FormatError(
+            "delta.version", f"expected delta version {VERSION} or {FITTED}, found {info.version}", where=where
+        )
     for name, change in info.tensors.items():
         if change.op not in OPS:
             raise FormatError(
                 "delta.op", f"expected {', '.join(OPS)}, found {change.op[:40]!r} for {name[:200]!r}", where=where
             )
+        if change.fitted and (info.version != FITTED or change.op != "apply"):
+            raise FormatError(
+                "delta.metadata",
+                f"expected base_dtype and base_shape only in version {FITTED}, for op apply, found them for "
+                f"{name[:200]!r}",
+                where=where,
+            )
     return info
+
+
+def version_for(changes: Iterable[Change]) -> int:
+    """Return the lowest version of the description that can express the changes."""
+    return FITTED if any(change.fitted for change in changes) else VERSION
 
 
 def _converted(value: Any) -> DeltaInfo:

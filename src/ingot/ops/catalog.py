@@ -8,7 +8,7 @@ from inspect import getdoc
 from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.errors import UnsupportedError
 from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
@@ -59,6 +59,7 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"bits": 8, "signed": False, "zero_point": 128},
     ),
     BlocksLayout.codec: ({}, {"whole": True}),
+    DELTA_ROWS: ({"rows": 32, "inner": AffineLayout.codec},),
     MaskLayout.codec: ({}, {"row_alignment": WORD}),
     ScaledCodebookLayout.codec: (
         {},

@@ -8,6 +8,8 @@ from ingot.model.account import describe_unread
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
 from ingot.model.tensor import Tensor
+from ingot.ops.adapter_files import RULE as ADAPTER
+from ingot.ops.adapter_files import adapter_of
 from ingot.ops.dialects import RULE
 from ingot.ops.open import Source
 
@@ -20,7 +22,7 @@ _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 def remarks(source: Source) -> list[tuple[str, str]]:
     """Return pairs of rule and message.
 
-    ``open.unread``: the file holds tensors that its reader could not express.
+    ``open.unread``: the file holds tensors that its reader could not express. ``model.adapter``: it is an adapter.
     ``model.quantized``: another program packed the weights. ``open.one-shard``: the file is one of several of a model.
     ``torchfile.left-out``: what a file of torch holds beside the weights. ``gptq.format``, ``gptq.zero-points``: a
     folder of GPTQ contradicts itself, and how it is read. ``onnx.inner-graphs``: names of tensors in graphs within the
@@ -29,6 +31,9 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     """
     unread = describe_unread(source.catalog.unread)
     notes = [(UNREAD, unread)] if unread else []
+    adapter = adapter_of(source)
+    if adapter is not None:
+        notes.append((ADAPTER, adapter.describe()))
     dialect = source.dialect()
     if dialect is not None:
         notes.append((RULE, dialect.note()))

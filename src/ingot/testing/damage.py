@@ -23,6 +23,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.kernel import pack_model
 from ingot.ops.check.verify import examine
 from ingot.ops.delta.apply import apply_delta
+from ingot.ops.delta.strategy import Storage
 from ingot.ops.open import Source, checkpoint_of
 from ingot.stores.memory import MemoryStore
 from ingot.testing import coreml, onnx
@@ -38,6 +39,7 @@ COVERED = (
     "wdelta sparse",
     "wdelta int4",
     "zt delta",
+    "zt delta of other rows",
     "sparse patch",
     "anek",
     "zt2",
@@ -235,6 +237,21 @@ def samples(folder: Path) -> Iterator[Sample]:
         ingot.diff(start, end, folder / file, strategy=strategy)
         format = FORMATS.get_or_refuse(file.rpartition(".")[2]).name
         yield _sample(name, format, folder / file, {key: np.asarray(value) for key, value in base.items()})
+    yield _delta_of_other_rows(folder)
+
+
+def _delta_of_other_rows(folder: Path) -> Sample:
+    """Make a delta of tensors of other element types and numbers of rows, one of them stored with losses."""
+    random = np.random.default_rng(11)
+    base = {name: random.normal(0, 0.1, (8, 32)).astype(np.float32) for name in ("grown", "shrunk", "retyped")}
+    tuned = {
+        "grown": np.concatenate([base["grown"] * np.float32(1.5), base["grown"][:2]]),
+        "shrunk": base["shrunk"][:5] * np.float32(1.5),
+        "retyped": (base["retyped"] * np.float32(1.5)).astype(np.float16),
+    }
+    storages = {"grown": Storage("affine", {"bits": 4, "group": 32})}
+    ingot.diff(base, tuned, folder / "rows.zt", storages=storages)
+    return _sample("zt delta of other rows", "zt", folder / "rows.zt", base)
 
 
 def _of_others(folder: Path) -> Iterator[Sample]:

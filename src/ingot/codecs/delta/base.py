@@ -142,6 +142,7 @@ DELTAS: Instances[DeltaCodec] = Instances(
     "delta codec",
     (
         ("delta_exact", "ingot.codecs.delta.exact:ExactDelta"),
+        ("delta_rows", "ingot.codecs.delta.rows:RowsDelta"),
         ("sparse_patch", "ingot.codecs.delta.sparse_patch:SparsePatchDelta"),
     ),
 )

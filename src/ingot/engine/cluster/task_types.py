@@ -32,6 +32,7 @@ TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(
         ("verify", "ingot.ops.check.questions:VERIFY"),
         ("compare", "ingot.ops.check.questions:COMPARE"),
         ("delta-cost", "ingot.ops.delta.questions:DELTA_COST"),
+        ("pair-cast", "ingot.ops.delta.questions:PAIR_CAST"),
         ("pair-equal", "ingot.ops.delta.questions:PAIR_EQUAL"),
         ("pair-digest", "ingot.ops.delta.questions:PAIR_DIGEST"),
         ("pair-changed", "ingot.ops.delta.questions:PAIR_CHANGED"),

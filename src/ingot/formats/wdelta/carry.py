@@ -10,7 +10,7 @@ from ingot.errors import CodecError, FormatError
 from ingot.formats.wdelta.entries import scale_rows
 from ingot.formats.wdelta.header import HASH, is_hash
 from ingot.formats.wdelta.layout import BY_CODEC, ITEM, SPELLING, Strategy
-from ingot.model.delta import DeltaInfo
+from ingot.model.delta import Change, DeltaInfo
 from ingot.model.layouts.delta import Int4DeltaLayout, SignDeltaLayout, SparseDeltaLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
@@ -41,10 +41,9 @@ def name_refusal(name: str) -> str | None:
 def change_refusal(info: DeltaInfo, stored: Sequence[str]) -> str | None:
     """Why a ``.wdelta`` cannot say this of a delta that stores the tensors ``stored``; None if it can."""
     for name, change in info.tensors.items():
-        if change.op != "apply":
-            return f"tensor {name[:200]!r} is not stored as a difference ({change.op})"
-        if change.dtype not in DTYPES:
-            return f"tensor {name[:200]!r} is of the element type {change.dtype[:80]!r}"
+        reason = _refuses_change(change)
+        if reason is not None:
+            return f"tensor {name[:200]!r} {reason}"
     if info.removed:
         return f"tensor {info.removed[0][:200]!r} is removed"
     other = len(info.tensors) != len(stored) or any(name not in info.tensors for name in stored)
@@ -55,6 +54,14 @@ def change_refusal(info: DeltaInfo, stored: Sequence[str]) -> str | None:
     if parent is not None and not is_hash(parent):
         return f"expected 64 hexadecimal digits as parent hash, found {parent[:80]!r}"
     return None
+
+
+def _refuses_change(change: Change) -> str | None:
+    if change.op != "apply":
+        return f"is not stored as a difference ({change.op})"
+    if change.base_shape is not None:
+        return "has another number of rows in the base"
+    return None if change.dtype in DTYPES else f"is of the element type {change.dtype[:80]!r}"
 
 
 def _refuses_parts(spec: TensorSpec, strategy: Strategy) -> str | None:

@@ -28,6 +28,7 @@ from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
 from ingot.model.report import Column, Figure, Line, Report, Shown, Table, Texts
 from ingot.model.tensor import Array, Tensor
+from ingot.ops.adapter_files import adapter_in
 from ingot.ops.check.comparisons import (
     DIFFERS,
     EQUAL,
@@ -60,12 +61,14 @@ class CompareReport(Shown):
     equal.
 
     ``unread``: sentences about tensors that a file holds and its reader could not express, which were not compared.
+    ``notes``: what one of them is, if it is no model.
     """
 
     a: str
     b: str
     tensors: Sequence[TensorComparison]
     unread: Texts = ()
+    notes: Texts = ()
 
     @property
     def same(self) -> bool:
@@ -97,6 +100,7 @@ class CompareReport(Shown):
             Figure("b", self.b),
             Figure("same", found.same, "flag"),
             Figure("unread", self.unread, "texts"),
+            Figure("notes", self.notes, "texts"),
             Figure("counts", {_words(*item): item[1] for item in counts.items()}, "counts", data=False),
             Figure("compared", found.compared, "count", data=False),
             Figure("max_abs", total.max_abs, "number", data=False),
@@ -105,7 +109,8 @@ class CompareReport(Shown):
             Figure("cosine", total.cosine, "cosine", data=False),
             Figure("more", len(found.tensors) - len(shown), "count", data=False),
         ]
-        lines = [Line("{item}", "not compared", each="unread"), Line("{counts}" if counts else "no tensors")]
+        lines = [Line("{item}", "note", each="notes"), Line("{item}", "not compared", each="unread")]
+        lines.append(Line("{counts}" if counts else "no tensors"))
         if found.scored:  # equal tensors beside what could not be compared are no score
             scope = "over all" if found.compared == len(found.tensors) else "over the {compared} compared"
             lines.append(Line(f"{scope}: max {{max_abs}}, RMS {{rms}}, SNR {{snr}}, cosine {{cosine}}"))
@@ -170,7 +175,9 @@ def compare(options: CompareOptions) -> CompareReport:
             for checkpoint in (first, second)
             if checkpoint.unread
         ]
-    return CompareReport(location_of(options.a), location_of(options.b), results, unread)
+        adapters = {path: adapter_in(side, path) for path, side in ((options.a, first), (options.b, second))}
+    notes = [f"{location_of(path)}: {adapter.describe()}" for path, adapter in adapters.items() if adapter is not None]
+    return CompareReport(location_of(options.a), location_of(options.b), results, unread, notes)
 
 
 @contextmanager

@@ -144,6 +144,10 @@ def delta_lines(metadata: Mapping[str, Any], path: str) -> tuple[list[str], str 
     ops = ", ".join(f"{count} {op}" for op, count in counts.items()) or "no tensors"
     removed = f"; removes {len(info.removed)}" if info.removed else ""
     lines = [f"a delta, strategy {printable(info.strategy)[:80]}: {ops}{removed}"]
+    retyped = sum(change.base_dtype is not None for change in info.tensors.values())
+    resized = sum(change.base_shape is not None for change in info.tensors.values())
+    if retyped or resized:
+        lines.append(f"of these {retyped} have another element type in the base, {resized} another number of rows")
     for label, identity in (("base", info.base), ("result", info.result)):
         hashes = [f"{name}:{value}" for name, value in identity.hashes.items()]
         text = ", ".join([*([identity.content] if identity.content else []), *hashes]) or "not stated"

@@ -28,6 +28,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
 from ingot.model.report import Report, Shown
 from ingot.ops.account import account_of_conversion, dropped, unused_patterns
+from ingot.ops.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.ops.architectures.parallel import Rank
 from ingot.ops.companions import ConfigChange, changed_config, copy_companions
 from ingot.ops.completeness import require_complete
@@ -234,8 +235,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
+        settings = note_on_config(source, directory=target.directory)
         packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
-        told = [*account.notes(), *shown, *view.notes, *packed, part, read, lost, tied.note, behind]
+        told = [*account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,
@@ -309,7 +311,12 @@ def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
 
 
 def _require_weights(source: Source, target: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
-    """Refuse words that another program packed, unless they move as they are, beside the config.json that says so."""
+    """Refuse words that another program packed, unless they move as they are, beside the config.json that says so.
+
+    Refuse adapters too, unless the target holds tensors of any names.
+    """
+    if target.format.name not in HOLDS_ANY:
+        refuse_adapter(source)
     dialect = source.dialect()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
     travels = target.directory and source.is_folder and not isinstance(target.format, ConfigKeys)

@@ -16,6 +16,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_conversion, dropped
+from ingot.ops.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
@@ -112,18 +113,22 @@ def matrix(options: MatrixOptions) -> Matrix:
         if dialect is not None:
             raise dialect.refusal()
         checkpoint = checkpoint_of(source)
-        config = source.config()
+        config, adapter = source.config(), adapter_of(source)
         formats = [format.for_source(config) if isinstance(format, FitsSource) else format for format in formats]
-        found = {format.name: list(_ways(checkpoint, options, format, stack)) for format in formats}
+        found = {format.name: list(_ways(checkpoint, options, format, stack, adapter)) for format in formats}
     targets = [_target(name, ways) for name, ways in found.items()]
     return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])
 
 
-def _ways(checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack: ExitStack) -> Iterator[Way]:
+def _ways(
+    checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
+) -> Iterator[Way]:
     """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
     place = Destination("", True, format, format.file_name(STEM))
     wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
     try:
+        if adapter is not None and format.name not in HOLDS_ANY:
+            raise adapter.refusal(checkpoint.location)
         seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
         view = seen.checkpoint
         stack.callback(view.close)

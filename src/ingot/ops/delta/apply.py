@@ -13,6 +13,7 @@ from ingot.core.parallel import Workers, default_workers, ordered
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
+from ingot.ops.adapter_files import refuse_adapter
 from ingot.ops.delta.chain import link_of
 from ingot.ops.delta.in_place import Application, State, put_back
 from ingot.ops.delta.state import shared_array
@@ -105,6 +106,11 @@ def apply_delta(
     if isinstance(delta, Checkpoint):
         return _applied(state_dict, delta, None, (verify_base, verify), undo, workers)
     source = open_delta(delta)
+    try:
+        refuse_adapter(source)
+    except BaseException:
+        source.close()
+        raise
     return _applied(state_dict, checkpoint_of(source), source, (verify_base, verify), undo, workers)
 
 

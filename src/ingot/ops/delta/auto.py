@@ -22,10 +22,12 @@ from ingot.codecs.reach import reaching
 from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.core import encodings
+from ingot.core.dtypes import dtype as element_type
 from ingot.core.memory import parse_size
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.engine.chunks import chunks
+from ingot.engine.fit import fitted, narrowed
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
@@ -105,7 +107,7 @@ def choose(
     progress: Progress | None = None,
     measuring: Callable[[Tensor, Tensor], Measured] | None = None,
 ) -> dict[str, Storage]:
-    """Return how to store the difference of each pair of tensors, base and fine-tune of one shape and element type.
+    """Return how to store the difference of each pair of tensors, base and fine-tune of one shape.
 
     Parameters
     ----------
@@ -151,8 +153,8 @@ def chosen(measured: Sequence[Measured], target_size: int | None, max_error: flo
 
 
 def measure_both(both: Both) -> Measured:
-    """As ``measure``, of a pair."""
-    return measure(*both.pair)
+    """As ``measure``, of the rows that a pair shares."""
+    return measure(*both.shared())
 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:
@@ -179,11 +181,32 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     return Measured(tuned.name, weight, (*trials, *_low_ranks(base, tuned, delta, trials)))
 
 
+def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
+    """Return about how many bytes the difference takes so: of a sample in proportion, if values decide.
+
+    ``inf`` if the codec refuses the values.
+    """
+    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    if old.shape != other.shape:  # as of ``measure``
+        return float(tuned.nbytes)
+    if storage == EXACT:
+        return _exact(old, other, tuned).size
+    delta = difference(old, other)
+    trial = _trial(storage, delta, float(np.square(delta.astype(np.float64)).sum()), tuned)
+    return inf if trial is None else trial.size
+
+
+def exact_bytes(old: Array, other: Array, dtype: str) -> int:
+    """Return the bytes of the exact difference of two arrays of one element type."""
+    encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
+    return sum(part.nbytes for part in encoder.encode(old, other).values())
+
+
 def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
-    encoder = delta_codec(EXACT.codec).encoder(old.shape, tuned.dtype, EXACT.options)
-    for _ in range(encoder.fit_passes):
-        encoder.fit_pass(old, other)
-    stored = sum(part.nbytes for part in encoder.encode(old, other).values())
+    stored = exact_bytes(fitted(old, len(old), tuned.dtype), other, tuned.dtype)
+    coarse = narrowed(other, element_type(old.dtype).name) if old.dtype != other.dtype else None
+    if coarse is not None:
+        stored = min(stored, exact_bytes(old, coarse, element_type(old.dtype).name))
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
 
 

@@ -9,14 +9,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.codecs.delta.base import DELTAS, delta_codec, fits
-from ingot.codecs.table import CODECS
+from ingot.codecs.delta.rows import added_dtype
+from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
-from ingot.engine.route import Layer, Route, is_opaque
+from ingot.engine.fit import differ_in_rows, is_opaque
+from ingot.engine.route import Layer, Route
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint, many_of
-from ingot.model.delta import KEY, DeltaInfo, delta_of
+from ingot.model.delta import KEY, Change, DeltaInfo, delta_of
 from ingot.model.lazy import Made, Many, as_many
+from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
 Routes = Many[Route]
@@ -111,7 +114,7 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
         if change is None:
             assert route is not None
             return route
-        return _route(route, link, number, name, change.op, change.dtype)
+        return _route(route, link, number, name, change)
 
     def kind(name: str) -> Hashable:
         change = info.tensors.get(name)
@@ -151,7 +154,8 @@ def _kind(link: Link, name: str) -> Hashable:
     return link.checkpoint.many.kind(name) if name in link.checkpoint else None
 
 
-def _route(before: Route | None, link: Link, number: int, name: str, op: str, dtype: str) -> Route:
+def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:
+    op, dtype = change.op, change.dtype
     if op == "replace":
         tensor = _stored(link, name)
         _require_decoder(tensor, name)
@@ -165,21 +169,53 @@ def _route(before: Route | None, link: Link, number: int, name: str, op: str, dt
             raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
         return before
     tensor = _stored(link, name)
-    _require_fit(before, tensor, dtype)
-    return replace(before, layers=(*before.layers, Layer(number, tensor, dtype)))
+    _require_codec(tensor)
+    if change.base_dtype not in (None, before.dtype):
+        raise _wrong_base(f"element type {change.base_dtype[:40]}", before.dtype)
+    shape = before.shape if change.base_shape is None else tensor.shape
+    if change.base_shape is not None:
+        _require_rows(before, tensor, change.base_shape)
+    _require_fit(before, tensor, change, shape)
+    return replace(before, layers=(*before.layers, Layer(number, tensor, dtype, shape)))
 
 
-def _require_fit(before: Route, tensor: Tensor, dtype: str) -> None:
+def _require_codec(tensor: Tensor) -> None:
     if tensor.codec not in DELTAS and tensor.codec not in CODECS:
         raise UnsupportedError(f"no codec {tensor.codec[:80]!r} here; a newer Ingot may have it", rule="codec.unknown")
-    codec = delta_codec(tensor.codec)
-    if not fits(codec, tensor, before.shape):
-        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(before.shape)))
+
+
+def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> None:
+    """Refuse a change of shape that is none of the number of rows, or that stands for too much from too little."""
+    if before.shape != stated:
+        raise _wrong_base(f"shape {list(stated)[:8]}", str(list(before.shape)))
+    if not differ_in_rows(stated, tensor.shape):
+        raise FormatError(
+            "delta.shape",
+            f"expected a base shape that differs from {list(tensor.shape)[:8]} in the number of rows, found "
+            f"{list(stated)[:8]}",
+        )
+    elementwise = CODECS[before.origin.codec].elementwise and all(layer.codec.elementwise for layer in before.layers)
+    if len(tensor.shape) < 2 and not (elementwise and delta_codec(tensor.codec).elementwise):
+        raise UnsupportedError(
+            "expected values of the base that can be cut anywhere; patch with one delta at a time", rule="delta.shape"
+        )
+    require_in_proportion([tensor], tensor.name)
+
+
+def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
+    dtype, codec = change.dtype, delta_codec(tensor.codec)
+    if not fits(codec, tensor, shape):
+        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(shape)))
     codec.check(tensor)
-    if codec.exact and before.dtype != dtype:
+    floats = {before.dtype, dtype} <= set(FLOATS)
+    if codec.exact and before.dtype != dtype and (change.base_dtype is None or not floats):
         raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
-    if not codec.exact and not {before.dtype, dtype} <= set(FLOATS):
+    if codec.exact and tensor.dtype not in (dtype, before.dtype):
+        raise FormatError("delta.dtype", f"expected a difference in {dtype[:40]}, found one in {tensor.dtype[:40]}")
+    if not codec.exact and not floats:
         raise FormatError("delta.dtype", f"expected floats to add to, found {before.dtype} and {dtype[:40]}")
+    if tensor.codec == DELTA_ROWS and (shape == before.shape or added_dtype(tensor) != dtype):
+        raise FormatError("delta.dtype", f"expected added rows of {dtype[:40]} beside those of the base")
 
 
 def _stored(link: Link, name: str) -> Tensor:

@@ -180,9 +180,12 @@ def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
     """Yield both in chunks of whole rows, which any codec takes."""
+    if route.resized and len(route.shape) < 2:  # one row, of another length before
+        yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
+        return
     rows, cols = tuned.matrix_shape
     wanted = chunks(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
-    yield from zip(route.chunks(tuned.matrix_shape), wanted, strict=True)
+    yield from zip(route.chunks(by_rows=True), wanted, strict=True)
 
 
 def _bits(rows: Array) -> Array:

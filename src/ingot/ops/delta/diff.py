@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from os import fspath
 from typing import TYPE_CHECKING, Any
 
@@ -23,29 +22,42 @@ from ingot.core.progress import Progress
 from ingot.engine.alike import by_kind
 from ingot.engine.bind import bound_steps
 from ingot.engine.execute import Executed, Target, execute
+from ingot.engine.fit import is_opaque
 from ingot.engine.plan import Plan
 from ingot.engine.resources import RESERVE, Resources
-from ingot.engine.route import is_opaque
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.account import Account
-from ingot.model.delta import KEY, DeltaInfo, Identity
+from ingot.model.delta import KEY, DeltaInfo, Identity, version_for
 from ingot.model.limits import require_in_proportion
 from ingot.model.statistics import Statistics
+from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_reading
+from ingot.ops.adapter_files import refuse_adapter
 from ingot.ops.companions import copy_companions
 from ingot.ops.convert.convert import refuse_same
-from ingot.ops.delta.auto import PER_PAIR, choose, chosen, measure_both, require_one, target_bytes
+from ingot.ops.delta.auto import (
+    PER_PAIR,
+    Measured,
+    choose,
+    chosen,
+    measure,
+    measure_both,
+    require_one,
+    target_bytes,
+)
 from ingot.ops.delta.draft import Draft, Drafted
 from ingot.ops.delta.drafts import Drafts
 from ingot.ops.delta.expected import expected
-from ingot.ops.delta.inputs import changed_elements, check_inputs, require_same_keys, same_tensors
+from ingot.ops.delta.explain import note_lines
+from ingot.ops.delta.inputs import changed_elements, check_inputs, is_cast, require_same_keys, same_tensors
+from ingot.ops.delta.larger import require_smaller
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
 from ingot.ops.delta.pairs import Asking, ByWorkers, Here, PairFiles, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, tensor_diffs
-from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, Storage, is_matrix
+from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, EVERY, EXACT, Storage, is_matrix
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.in_memory import opened
 from ingot.ops.open import Source, weights_of
@@ -57,7 +69,6 @@ from ingot.quantizers.tensor import seen
 if TYPE_CHECKING:
     from ingot.engine.cluster.pool import Pool
 
-VERSION = 1
 PATCH = "safetensors"
 """The format whose deltas are sparse patches."""
 _LEAST = 256 << 20
@@ -104,6 +115,7 @@ def diff(options: DiffOptions) -> DiffReport:
             _require_file(weights, options, elsewhere=elsewhere)
             source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
             stack.callback(source.close)
+            refuse_adapter(source)
             refuse_same(source, target)
             sources.append(source)
         _require_calibrated(options, target, elsewhere=elsewhere)
@@ -214,6 +226,7 @@ class _Diff:
                 same=self._same,
                 metadata=self._metadata,
                 digests=self._digests,
+                require=self._require_smaller,
                 progress=self._progress,
                 wdelta=self._wdelta,
                 shards=self._shards,
@@ -248,7 +261,8 @@ class _Diff:
             self._same = same_tensors(self._pairs, self._asking, self._progress)
         if self._patch:  # a header comes before what it describes
             self._counts = changed_elements(self._pairs, self._same, self._asking)
-        self._storages = {**(self._measured() if self._draft.auto else {}), **self._options.storages}
+        by_measure = self._measured() if self._draft.auto else {}
+        self._storages = {**by_measure, **self._cast(), **self._options.storages}
         drafts = self._drafts()
         self._moved = drafts.moved
         steps = drafts.steps.chosen(self._place.format.order(drafts.steps.specs))
@@ -256,7 +270,7 @@ class _Diff:
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
         removed = [name for name in self._base if name not in self._tuned]
         info = DeltaInfo(
-            VERSION,
+            version_for(drafts.changes.values()),
             self._strategy,
             self._unknown_base(),
             self._unknown_base() if self._patch else Identity(),
@@ -266,7 +280,17 @@ class _Diff:
         options = WriteOptions(digest=self._options.digest)
         measured = self._options.measure
         plan = Plan(steps, self._place.format, self._metadata(info), options, measured)
+        at_least = sum(count * sum(part.length or 0 for part in step.spec.parts) for step, count in by_kind(steps))
+        self._require_smaller(at_least)
         return _Planned(plan, info, drafts.exact)
+
+    def _require_smaller(self, nbytes: int) -> None:
+        """Refuse a delta of ``nbytes`` that is larger than the fine-tune, unless the caller accepts that."""
+        if not self._options.allow_larger:
+            changed = (both for name, both in self._pairs.items() if both.tuned is not None and name not in self._same)
+            count, workers = len(self._tuned) - len(self._same), self._resources.workers
+            strategy = "" if self._wdelta else self._strategy  # a .wdelta has an int4 of its own
+            require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._place.location, workers)
 
     def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
         """Return the metadata of a delta that says ``info`` of itself."""
@@ -276,15 +300,15 @@ class _Diff:
     def _measured(self) -> dict[str, Storage]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
-        alike = [item for item in changed if self._pairs[item.name].is_alike and not is_opaque(item)]
-        pairs = [self._pairs[item.name].pair for item in alike]
-        paired = {tuned.name for tuned in alike}
-        whole = sum(item.nbytes for item in changed if item.name not in paired)
+        measured = {item.name: self._pairs[item.name] for item in changed if self._is_measured(item)}
+        pairs = [both.shared() for both in measured.values()]
+        whole = sum(both.added_nbytes for both in measured.values())
+        whole += sum(item.nbytes for item in changed if item.name not in measured)
         size, error = self._options.target_size, self._options.max_error
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
         if self._pool is not None:
             require_one(budget, error)
-            return chosen(list(self._asking.each(measure_both, list(paired))), budget, error)
+            return chosen(list(self._asking.each(measure_both, list(measured))), budget, error)
         self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
         self._progress.advance(0)
         workers, max_ram = self._resources.workers, self._options.max_ram
@@ -292,10 +316,27 @@ class _Diff:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_in_use() - RESERVE) // PER_PAIR))
         told: dict[str, Any] = {"target_size": budget, "max_error": error, "progress": self._progress}
         if self._known is not None:
-            from ingot.ops.delta.weighed import measure_known
-
-            told["measuring"] = partial(measure_known, known=self._known)
+            told["measuring"] = self._measure_known
         return choose(pairs, workers=workers, **told)
+
+    def _measure_known(self, base: Tensor, tuned: Tensor) -> Measured:
+        """Measure calibrated ways too, of a tensor that statistics fit: one of as many rows in base and fine-tune."""
+        from ingot.ops.delta.weighed import measure_known
+
+        first, other = self._pairs[tuned.name].pair
+        assert self._known is not None
+        return measure_known(base, tuned, self._known) if first.shape == other.shape else measure(base, tuned)
+
+    def _is_measured(self, tensor: Tensor) -> bool:
+        both = self._pairs[tensor.name]
+        return (both.is_alike or both.is_fitted) and not is_opaque(tensor)
+
+    def _cast(self) -> dict[str, Storage]:
+        """Store exactly what is the base's but for its element type or number of rows: that takes next to nothing."""
+        if self._place.format.name != "zt" or self._strategy in ("exact", *EVERY):
+            return {}
+        names = [name for name, both in self._pairs.items() if both.is_fitted]
+        return {name: EXACT for name, cast in zip(names, self._asking.each(is_cast, names), strict=True) if cast}
 
     def _drafts(self) -> Drafts:
         """Decide how everything is stored: steps in the container's order, and what becomes of every tensor."""
@@ -325,7 +366,7 @@ class _Diff:
         found = list(self._asking.each(DraftData.from_draft(self._draft), names, self._told(names)))
         steps = bound_steps([item.step for item in found], [self._base, self._tuned], self._place.format)
         for item, step in zip(found, steps, strict=True):
-            yield None, Drafted(item.op, step, item.digest)
+            yield None, Drafted(item.change, step, item.digest)
 
     def _told(self, names: Sequence[str]) -> list[tuple[Storage | None, int | None]]:
         return [(self._storages.get(name), self._counts.get(name)) for name in names]
@@ -366,7 +407,7 @@ class _Diff:
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
         rounded = [self._draft.outcomes[name] for name in sorted(self._draft.outcomes)]
-        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._tuned.many)
+        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._base.many, self._tuned.many)
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,
@@ -385,6 +426,7 @@ class _Diff:
             rounded=rounded,
             notes=[
                 *self._account.notes(),
+                *note_lines(tensors),
                 *([] if self._known is None else [*outcome_lines(rounded, self._known.location), *self._unseen()]),
             ],
             dropped=self._account.dropped,

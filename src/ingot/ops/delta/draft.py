@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.reach import Reaching, reaching
+from ingot.codecs.reach import Reaching, merged, reaching
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.structs import warm
 from ingot.engine.bind import StepData
 from ingot.engine.chunks import pieces
 from ingot.engine.data import plain, step_data, unplain
+from ingot.engine.fit import is_opaque, why_incomparable
 from ingot.engine.pair import Diff
-from ingot.engine.route import is_opaque
 from ingot.engine.specs import difference_spec, encoded_spec
 from ingot.engine.steps import ENCODED, Encode, Move
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.table import FORMATS
+from ingot.model.delta import Change
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.statistics import Statistics
-from ingot.model.tensor import Tensor
-from ingot.ops.delta.inputs import alike
+from ingot.model.tensor import Array, Tensor
+from ingot.ops.delta.exact_dtype import ENTROPY, exact_dtype
 from ingot.ops.delta.pairs import Both
-from ingot.ops.delta.strategy import AUTO, CALIBRATED, EXACT, SMALL, UNSCALED, Storage, calibrated, choices
+from ingot.ops.delta.strategy import (
+    AUTO,
+    CALIBRATED,
+    EXACT,
+    SMALL,
+    UNSCALED,
+    Storage,
+    calibrated,
+    choices,
+    over_added_rows,
+)
 from ingot.ops.identity import tensor_digest
 from ingot.quantizers.encode import encoder_under
 from ingot.quantizers.tensor import Knowing, Outcome, seen
@@ -36,15 +47,17 @@ from ingot.quantizers.tensor import Knowing, Outcome, seen
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What becomes of a tensor of the fine-tune: ``op`` of ``model.delta.Change``, and the step that stores it.
+    """What becomes of a tensor of the fine-tune: ``change``, and the step that stores it.
 
     ``digest`` is that of values that only move, ``rounded`` how numbers are stored that a quantizer chooses.
+    ``by_values`` tells that the values decided on the step.
     """
 
-    op: str
+    change: Change
     step: Step
     digest: str | None = None
     rounded: Storage | None = None
+    by_values: bool = False
 
     @property
     def repeats(self) -> bool:
@@ -54,7 +67,8 @@ class Drafted:
     @property
     def settled(self) -> bool:
         """Whether every tensor that is like this one has such a step, whatever its values are."""
-        return self.repeats and isinstance(self.step, Diff) and not _looks(self.step.encoder)
+        looks = isinstance(self.step, Diff) and _looks(self.step.encoder)
+        return self.repeats and not self.by_values and not looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +115,26 @@ class Draft:
         tensor = both.tuned
         assert tensor is not None
         try:
-            return self._drafted(both.base, tensor, storage or self._storage(tensor), count)
+            return self._drafted(both, tensor, storage or self._storage(tensor, both.base), count)
         except IngotError as error:
             small = UNSCALED.get(self.container)
             if error.rule == "codec.underflow" and small is not None and self.default:
-                return self._drafted(both.base, tensor, small, count)
+                return self._drafted(both, tensor, small, count)
             raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
 
-    def _storage(self, tensor: Tensor) -> Storage:
+    def _storage(self, tensor: Tensor, base: Tensor | None) -> Storage:
         if self.auto:
             return EXACT
         plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         ways = CALIBRATED.get(self.strategy, ())
-        if plain == EXACT or not ways or not seen(self.known, tensor.name, tensor.shape):
+        resized = base is not None and base.shape != tensor.shape  # statistics are of one of the two shapes
+        if plain == EXACT or not ways or resized or not seen(self.known, tensor.name, tensor.shape):
             return plain
         return calibrated(ways, tensor.shape[-1])
 
-    def _encoder(self, tensor: Tensor, storage: Storage, options: Mapping[str, Any]) -> DeltaEncoder:
+    def _encoder(self, tensor: Tensor, storage: Storage, options: Mapping[str, Any], dtype: str) -> DeltaEncoder:
         if storage.quantizer is None:
-            return delta_codec(storage.codec).encoder(tensor.shape, tensor.dtype, options)
+            return delta_codec(storage.codec).encoder(tensor.shape, dtype, options)
         how = (storage.quantizer, storage.codec, options)
         known = Statistics.in_memory({}) if self.known is None else self.known
         return AdditiveEncoder(encoder_under(tensor.name, tensor.shape, how, known, self._take))
@@ -127,19 +142,29 @@ class Draft:
     def _take(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes.update({outcome.matrix: outcome for outcome in outcomes})
 
-    def _drafted(self, base: Tensor | None, tensor: Tensor, storage: Storage, count: int | None) -> Drafted:
+    def _drafted(self, both: Both, tensor: Tensor, storage: Storage, count: int | None) -> Drafted:
+        base = both.base
         if is_opaque(tensor):
-            return self._checked("replace", Move(tensor, tensor.spec(), source=1), tensor_digest(tensor))
-        if base is None or not (self.container == "wdelta" or alike(base, tensor)):
+            return self._checked(_replaced(tensor), Move(tensor, tensor.spec(), source=1), tensor_digest(tensor))
+        if base is None or not (self.container == "wdelta" or why_incomparable(base, tensor) is None):
             return self._whole(tensor)
-        codec = delta_codec(storage.codec)
         mine = storage == self.asked or storage in CALIBRATED.get(self.strategy, ())
         extra = self.options if mine else {}
+        storage = replace(storage, options={**storage.options, **extra})
+        if base.shape != tensor.shape and not delta_codec(storage.codec).exact:
+            storage = _over_rows(storage, base.shape, tensor.shape)
+        codec, taken_in = delta_codec(storage.codec), tensor.dtype
+        by_values = codec.exact and base.dtype != tensor.dtype
+        if by_values:
+            smallest = exact_dtype(both)
+            if smallest is None:
+                return self._whole(tensor)
+            taken_in = smallest
 
         def made(options: Mapping[str, Any]) -> DeltaEncoder:
-            return self._encoder(tensor, storage, options)
+            return self._encoder(tensor, storage, options, taken_in)
 
-        options = {**storage.options, **extra, **({} if count is None else {"count": count})}
+        options = {**storage.options, **({} if count is None else {"count": count})}
         try:
             encoder = made(options)
         except UnsupportedError:  # complex numbers
@@ -148,25 +173,54 @@ class Draft:
             return self._whole(tensor)
         more: Mapping[str, Any] = {}
         if _looks(encoder):
-            differences = ((start, difference(*pair)) for start, pair in pieces(base, tensor))
-            encoder, more = reaching(encoder, made, options, differences)
+            encoder, more = reaching(encoder, made, options, _differences(base, tensor))
+            options = merged(options, more)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
         told = (tensor, spec, ENCODED, rule, encoder.lossless)
-        step = Diff(*told, base=base, codec=codec, encoder=encoder, options={**options, **more})
-        return self._checked("apply", step, rounded=None if storage.quantizer is None else storage)
+        step = Diff(*told, base=base, codec=codec, encoder=encoder, options=options)
+        change = self._applied(base, tensor)
+        rounded = None if storage.quantizer is None else storage
+        return replace(self._checked(change, step, rounded=rounded), by_values=by_values)
+
+    def _applied(self, base: Tensor, tensor: Tensor) -> Change:
+        """Return the change by a difference; a ``.wdelta`` has no place for what the base is."""
+        retyped, resized = base.dtype != tensor.dtype, base.shape != tensor.shape
+        if self.container == "wdelta":
+            return Change("apply", tensor.dtype)
+        return Change("apply", tensor.dtype, base.dtype if retyped else None, base.shape if resized else None)
 
     def _whole(self, tensor: Tensor) -> Drafted:
-        codec = FLOAT_ENTROPY if tensor.dtype in ("bf16", "f16", "f32") and tensor.size > SMALL else DenseLayout.codec
+        codec = FLOAT_ENTROPY if tensor.dtype in ENTROPY and tensor.size > SMALL else DenseLayout.codec
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
-        return self._checked("replace", Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
+        return self._checked(_replaced(tensor), Encode(tensor, spec, ENCODED, codec, encoder=encoder, source=1))
 
-    def _checked(self, op: str, step: Step, digest: str | None = None, rounded: Storage | None = None) -> Drafted:
+    def _checked(
+        self, change: Change, step: Step, digest: str | None = None, rounded: Storage | None = None
+    ) -> Drafted:
         reason = FORMATS[self.container].refuses(step.spec)
         if reason is not None:
             raise refused(self.container, reason)
-        return Drafted(op, step, digest, rounded)
+        return Drafted(change, step, digest, rounded)
+
+
+def _replaced(tensor: Tensor) -> Change:
+    return Change("replace", tensor.dtype)
+
+
+def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) -> Storage:
+    """Return how a difference is stored that is not exact, for tensors of other numbers of rows."""
+    if len(tuned) < 2:
+        return EXACT
+    return over_added_rows(storage, base[0]) if base[0] < tuned[0] else storage
+
+
+def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
+    """Yield the first row and some differences of the rows that both have."""
+    shrinks = tensor.size < base.size
+    for start, (first, other) in pieces(tensor, base) if shrinks else pieces(base, tensor):
+        yield start, difference(other, first) if shrinks else difference(first, other)
 
 
 def refused(container: str, reason: str) -> UnsupportedError:
@@ -183,7 +237,7 @@ def _looks(encoder: DeltaEncoder) -> bool:
 class DraftedData:
     """``Drafted`` on its way to another process."""
 
-    op: str
+    change: Change
     step: StepData
     digest: str | None
 
@@ -205,4 +259,4 @@ class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, both: Both, storage: Storage | None = None, count: int | None = None) -> DraftedData:
         draft = Draft(self.container, self.strategy, self.default, unplain(self.options))
         drafted = draft.drafted(both, storage, count)
-        return DraftedData(drafted.op, msgspec.convert(step_data(drafted.step), StepData), drafted.digest)
+        return DraftedData(drafted.change, msgspec.convert(step_data(drafted.step), StepData), drafted.digest)

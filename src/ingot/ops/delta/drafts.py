@@ -32,11 +32,12 @@ class Drafts:
         self.moved: dict[str, str] = {}
         self.rounded: list[tuple[int, Storage]] = []
         self._kinds: dict[Hashable, int] = {}
-        self._said: dict[tuple[str, str], Change] = {}
+        self._first: dict[int, Change] = {}
+        self._changes: dict[Change, Change] = {}
 
     def same(self, name: str) -> None:
         """Note the next tensor, which is the same in both."""
-        self._note(name, "same", self._pairs.tuned_dtype(name), exact=True)
+        self._note(name, Change("same", self._pairs.tuned_dtype(name)), exact=True)
 
     def add(self, name: str, kind: Hashable, item: Drafted) -> None:
         """Add the next tensor's step; ``kind`` is what ``Pairs.kind`` gives, None where the step is no other's."""
@@ -47,11 +48,12 @@ class Drafts:
             number = self.steps.add(step)
             if kind is not None and item.repeats:
                 self._kinds.setdefault(kind, number)
+                self._first.setdefault(number, item.change)
         if item.digest is not None:
             self.moved[name] = item.digest
         if item.rounded is not None:
             self.rounded.append((step.tensor.size, item.rounded))
-        self._note(name, item.op, step.tensor.dtype, exact=step.exact)
+        self._note(name, item.change, exact=step.exact)
 
     def repeat(self, name: str, kind: Hashable) -> None:
         """Add a step like that of the kind, whose tensors' values decide nothing.
@@ -64,13 +66,10 @@ class Drafts:
         if reason is not None:
             raise refused(self._format.name, reason).at(name)
         self.steps.repeat(name, number)
-        self._note(name, "apply", first.tensor.dtype, exact=first.exact)
+        self._note(name, self._first[number], exact=first.exact)
 
-    def _note(self, name: str, op: str, dtype: str, *, exact: bool) -> None:
-        said = op, dtype
-        if said not in self._said:
-            self._said[said] = Change(op, dtype)
-        self.changes[name] = self._said[said]
+    def _note(self, name: str, change: Change, *, exact: bool) -> None:
+        self.changes[name] = self._changes.setdefault(change, change)
         self.exact.append(exact)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import empty
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import recycling, scratch
@@ -22,7 +23,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta.chain import Link, next_stage
 from ingot.ops.delta.parent import matching_order
 from ingot.ops.delta.state import address, element_type, like, shared_array
-from ingot.ops.delta.tied import tied_names
+from ingot.ops.delta.tied import same_stored, tied_names
 from ingot.ops.delta.undo import TensorUndo
 from ingot.ops.identity import TensorId, content_of
 from ingot.ops.save import as_tensor
@@ -60,8 +61,11 @@ class Application:
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
         self.routes = dict(next_stage(before, link, 1))  # an array each is there already
-        same = [name for name, change in link.info.tensors.items() if change.op == "same"]
-        self._tied = tied_names(self._arrays, self.routes, same)
+        changes = link.info.tensors
+        self._fitted = [name for name in self.routes if name in changes and changes[name].fitted]
+        stays = [name for name, change in changes.items() if change.op == "same"]
+        in_place = {name: route for name, route in self.routes.items() if name not in self._fitted}
+        self._tied = tied_names(self._arrays, in_place, stays)
         self._promised: str | None = None
         self._digests: dict[str, str] = {}
 
@@ -112,7 +116,8 @@ class Application:
         Raises ``UsageError`` ``delta.no-result`` where it was ``asked`` for and cannot be.
         """
         promised = self._link.info.result.content
-        changed = [(name, route.dtype) for name, route in self.routes.items() if route.layers]
+        routes = self.routes.items()
+        changed = [(name, route.dtype) for name, route in routes if route.layers and name not in self._fitted]
         retyped = next((name for name, dtype in changed if element_type(self._arrays[name]) != dtype), None)
         if wanted and promised is not None and retyped is None:
             self._promised = promised
@@ -138,11 +143,12 @@ class Application:
 
     def run(self, *, undo: bool) -> Changed:
         """Change everything, or nothing."""
-        changed = [route for name, route in self.routes.items() if route.layers and name not in self._tied]
-        new = {name: self._owned(route) for name, route in self.routes.items() if route.born}
+        kept_out = {*self._tied, *self._fitted}
+        changed = [route for name, route in self.routes.items() if route.layers and name not in kept_out]
         if not undo:
             for route in changed:
                 _check_parts(route.layers[0].tensor)
+        new = self._new_tensors()  # before anything changes that they may share memory with
         undos = {route.name: _undo_of(route, self._arrays[route.name]) for route in changed}
         replaced: dict[str, Any] = {}
         try:
@@ -162,9 +168,25 @@ class Application:
             raise
         return Changed(undos if undo else None, replaced)
 
+    def _new_tensors(self) -> dict[str, Any]:
+        """Return new objects for tensors that are new or of another element type or shape; tied ones stay tied."""
+        objects: dict[str, Any] = {}
+        first: dict[tuple[Any, ...], str] = {}
+        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.born)):
+            route, array = self.routes[name], self._arrays.get(name)
+            location = name if array is None else address(array)
+            other = first.setdefault((location, route.dtype, route.shape), name)
+            if other != name and same_stored(_stored(self.routes[other]), _stored(route)):
+                objects[name] = objects[other]
+                if other in self._digests:
+                    self._digests[name] = self._digests[other]
+            else:
+                objects[name] = self._owned(route)
+        return objects
+
     def _owned(self, route: Route) -> Any:
         """Return a new tensor as what the state dict holds."""
-        array = route.origin.numpy()
+        array = route.origin.numpy() if route.born else _made(route)
         if self._promised is not None:
             running = Blake3()
             running.update(file_bytes(np.ascontiguousarray(array)))
@@ -207,6 +229,21 @@ class Application:
             if running is not None:
                 running.update(file_bytes(piece))
         applier.finish()
+
+
+def _stored(route: Route) -> Tensor:
+    """Return the delta's tensor that a route ends with."""
+    return route.layers[-1].tensor if route.layers else route.origin
+
+
+def _made(route: Route) -> Array:
+    """Return all values of a route."""
+    out = empty(route.shape, route.dtype, route.name)
+    flat, start = out.reshape(-1), 0
+    for rows in route.chunks():
+        flat[start : start + rows.size] = rows.reshape(-1)
+        start += rows.size
+    return out
 
 
 def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None) -> None:

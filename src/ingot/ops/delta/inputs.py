@@ -11,7 +11,7 @@ from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import DTYPES, file_bytes
 from ingot.core.progress import Progress
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.engine.route import is_opaque
+from ingot.engine.fit import is_opaque, paired_chunks, rows_of, window
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
@@ -91,6 +91,23 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
                 where=checkpoint.location,
             )
         require_decoders(checkpoint)
+
+
+def is_cast(both: Both) -> bool:
+    """Whether the fine-tune's tensor, as far as the base has rows of it, is the base's cast to its element type.
+
+    Stops at the first difference. ``both`` is comparable (``engine.fit``).
+    """
+    base, tuned = both.pair
+    matrix = matrix_of(tuned, base.codec)
+    shared, left = rows_of(base.shape, matrix[1]), max(1, _COMPARED // max(matrix[1], 1))
+    start = 0
+    for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
+        count = window(start, start + len(new), shared)
+        if not np.array_equal(words(old[:count]), words(new[:count])):
+            return False
+        start += len(new)
+    return True
 
 
 def equal_values(first: Tensor, other: Tensor) -> bool:

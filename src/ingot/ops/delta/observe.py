@@ -51,6 +51,8 @@ class Identify(Observer):
         The order in which the parent hash of a sharded base goes.
     digests : callable
         Returns the digests of tensors of the base (0) or the fine-tune (1), by name: of what did not pass.
+    require : callable
+        Refuses a delta whose parts take so many bytes.
     """
 
     base: Checkpoint
@@ -60,6 +62,7 @@ class Identify(Observer):
     same: Mapping[str, str]
     metadata: Callable[[DeltaInfo], Mapping[str, Any]]
     digests: Callable[[int, Sequence[str]], Mapping[str, str]]
+    require: Callable[[int], None]
     progress: Progress
     wdelta: bool = False
     shards: Sequence[str] | None = None
@@ -101,6 +104,7 @@ class Identify(Observer):
             yield of_step
 
     def conclude(self, done: Sequence[Done]) -> Mapping[str, Any]:
+        self.require(sum(item.nbytes for item in done))
         if self.wdelta:
             content = self._base_content(done) if self.shards is not None else None
             self.info = structs.replace(self.info, base=Identity(content, {PARENT: self._parent()}))

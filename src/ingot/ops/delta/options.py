@@ -69,6 +69,9 @@ class DiffOptions:
         metadata=about("For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1."),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
+    allow_larger: bool = field(
+        default=False, metadata=about("Write a delta even if it is larger than the fine-tune itself.", panel=LIMITS)
+    )
     max_error: float | None = field(
         default=None, metadata=about("For --strategy auto: largest error of a difference, as a share of its norm.")
     )

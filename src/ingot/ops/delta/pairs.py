@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from msgspec import Struct
 
+from ingot.codecs.table import CODECS
 from ingot.core.parallel import ordered
 from ingot.core.progress import Progress
 from ingot.core.structs import warm
 from ingot.engine.cluster.pool import Pool
+from ingot.engine.fit import why_incomparable
 from ingot.model.checkpoint import many_of
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Made, Many
 from ingot.model.tensor import Tensor
+from ingot.model.view import Rows, assemble
 from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
@@ -42,6 +48,28 @@ class Both:
         """Whether both are there, and have one shape and element type."""
         first, other = self.base, self.tuned
         return first is not None and other is not None and (first.shape, first.dtype) == (other.shape, other.dtype)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether both are there, of other shapes or element types, and a difference leads from one to the other."""
+        first, other = self.base, self.tuned
+        if first is None or other is None or self.is_alike:
+            return False
+        return why_incomparable(first, other) is None
+
+    def shared(self) -> tuple[Tensor, Tensor]:
+        """Return the rows that both have, of comparable tensors: themselves where that is all."""
+        first, other = self.pair
+        if first.shape == other.shape:
+            return first, other
+        count = min(first.shape[0], other.shape[0])
+        return first_rows(first, count), first_rows(other, count)
+
+    @property
+    def added_nbytes(self) -> int:
+        """Stored bytes of the rows that only the fine-tune's tensor has, of comparable tensors."""
+        base, tuned = self.pair
+        return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 
     @property
     def nbytes(self) -> int:
@@ -77,6 +105,15 @@ class Pairs(Made[Both]):
 
 def _passing(tensors: Many[Tensor], name: str) -> Tensor | None:
     return tensors.passing(name) if name in tensors else None
+
+
+def first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return the first rows of a tensor, in the first dimension, as a tensor that is read when it is used."""
+    if count == tensor.shape[0]:
+        return tensor
+    shape = (count, *tensor.shape[1:])
+    runs = np.array([[0], [0], [prod(shape)]], np.int64)
+    return assemble(tensor.name, shape, Rows([tensor], runs), CODECS[DenseLayout.codec])
 
 
 def pairs_of(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> Pairs:

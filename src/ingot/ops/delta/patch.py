@@ -15,7 +15,7 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.alike import Steps
+from ingot.engine.alike import Steps, by_kind
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
@@ -30,7 +30,9 @@ from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_in_proportion
+from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_reading
+from ingot.ops.adapter_files import refuse_adapter
 from ingot.ops.companions import ConfigChange, copy_companions
 from ingot.ops.convert.convert import refuse_same
 from ingot.ops.convert.packed_layers import require_layers
@@ -81,6 +83,7 @@ def patch(options: PatchOptions) -> PatchReport:
                 path, io=options.io, verify=options.check_digests, max_decompressed=options.max_decompressed
             )
             stack.callback(source.close)
+            refuse_adapter(source)
             sources.append(source)
         target = _destination(options.out, options.format, sources[0])
         for source in sources:
@@ -120,7 +123,7 @@ class _Patch:
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
         routes, counts = stage_routes[-1].counted()
-        require_in_proportion((route.origin for route in routes), place.location, counts)
+        require_in_proportion((_largest(route) for route in routes), place.location, counts)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
@@ -149,7 +152,16 @@ class _Patch:
             result_id=proof.result_id,
             resumed=executed.resumed,
             notes=account.notes(),
+            cast=self._cast(plan),
         )
+
+    def _cast(self, plan: Plan) -> str | None:
+        """Return the element type that some values were rounded to, as the caller asked; None where none was."""
+        if self._options.dtype is None:
+            return None
+        steps = (step for step, _ in by_kind(plan.steps))
+        rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in steps)
+        return resolve_dtype(self._options.dtype).name if rounds else None
 
     def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:
         from ingot.engine.cluster.pool import pool_of
@@ -208,3 +220,9 @@ class _Patch:
                 where=step.spec.name,
             )
         return step
+
+
+def _largest(route: Route) -> Tensor:
+    """Return what stands for most values on a route: its origin, or a difference that adds rows."""
+    resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
+    return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

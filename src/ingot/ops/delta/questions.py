@@ -15,7 +15,7 @@ from ingot.ops.cluster.spread import Opened, Question
 from ingot.ops.delta.auto import Measured, measure_both
 from ingot.ops.delta.cost import DeltaFiles, cost_of, open_items
 from ingot.ops.delta.draft import DraftData, DraftedData
-from ingot.ops.delta.inputs import changed, common_digest
+from ingot.ops.delta.inputs import changed, common_digest, is_cast
 from ingot.ops.delta.pairs import PairFiles, digest_of, open_pairs
 from ingot.ops.delta.report import TensorDiff
 from ingot.ops.delta.strategy import Storage
@@ -45,6 +45,7 @@ def _draft(item: Callable[..., DraftedData], storage: Storage | None, count: int
 
 
 DELTA_COST = Question(DeltaFiles, tuple[()], TensorDiff, open_items, cost_of)
+PAIR_CAST = Question(PairFiles, tuple[()], bool, open_pairs, is_cast)
 PAIR_EQUAL = Question(PairFiles, tuple[()], Digest | None, open_pairs, common_digest)
 PAIR_DIGEST = Question(PairFiles, tuple[int], Digest, open_pairs, digest_of)
 PAIR_CHANGED = Question(PairFiles, tuple[()], int, open_pairs, changed)
@@ -52,6 +53,7 @@ PAIR_MEASURE = Question(PairFiles, tuple[()], Measured, open_pairs, measure_both
 PAIR_DRAFT = Question(DraftFiles, tuple[Storage | None, int | None], DraftedData, _open_drafts, _draft)
 
 _PAIR_QUESTIONS: dict[Callable[..., Any], str] = {
+    is_cast: "pair-cast",
     common_digest: "pair-equal",
     digest_of: "pair-digest",
     changed: "pair-changed",

@@ -30,6 +30,7 @@ from ingot.model.report import (
     table_of,
 )
 from ingot.model.tensor import Tensor
+from ingot.ops.delta.explain import note_of
 from ingot.ops.worst import loss, worst_of
 from ingot.quantizers.tensor import Outcome
 
@@ -44,7 +45,8 @@ class TensorDiff:
     ``op`` is ``apply``, ``replace`` or ``same``; ``nbytes`` are stored in the delta, ``tuned_nbytes`` in the fine-tune.
     ``exact`` tells whether patching gives its values bit for bit; ``error`` is that of the reconstructed weights
     (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None where exact or not measured. ``left`` is the share of the
-    difference's squared norm that patching does not bring: 0 for all of it there, 1 as far away as the base.
+    difference's squared norm that patching does not bring: 0 for all of it there, 1 as far away as the base. ``note``
+    says how the difference is taken of a base of another element type or shape, or why the tensor is stored whole.
     """
 
     name: str
@@ -57,6 +59,7 @@ class TensorDiff:
     exact: bool
     error: Mapping[str, float] | None = None
     left: Ratio | None = None
+    note: str = ""
 
 
 class TensorDiffs(MadeSequence[TensorDiff]):
@@ -86,7 +89,7 @@ class TensorDiffs(MadeSequence[TensorDiff]):
 
 
 def tensor_diffs(
-    changes: Mapping[str, Change], exact: Sequence[int], done: Sequence[Done], tuned: Many[Tensor]
+    changes: Mapping[str, Change], exact: Sequence[int], done: Sequence[Done], base: Many[Tensor], tuned: Many[Tensor]
 ) -> TensorDiffs:
     """Describe every tensor of a fine-tune: what becomes of it, whether exactly (in the same order), what was stored.
 
@@ -101,7 +104,9 @@ def tensor_diffs(
         if kind is not None and (kind, change, kept) in known:
             reports.repeat(name, known[kind, change, kept])
             continue
-        number = reports.add(_tensor_diff(tuned.passing(name), change.op, bool(kept), None if at is None else done[at]))
+        before = base.passing(name) if name in base else None
+        stored = None if at is None else done[at]
+        number = reports.add(_tensor_diff(before, tuned.passing(name), change.op, bool(kept), stored))
         if kind is not None:
             known[kind, change, kept] = number
     return reports
@@ -122,7 +127,7 @@ def _places(changes: Mapping[str, Change], done: Sequence[Done]) -> Iterator[int
     yield from map(places.get, changes)
 
 
-def _tensor_diff(tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
+def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
     lossy = done is not None and not exact and done.error.count > 0
     moved = done.notes.get("moved", 0.0) if done else 0.0
     return TensorDiff(
@@ -134,6 +139,7 @@ def _tensor_diff(tensor: Tensor, op: str, exact: bool, done: Done | None) -> Ten
         nbytes=done.nbytes if done else 0,
         tuned_nbytes=tensor.nbytes,
         exact=exact,
+        note=note_of(base, tensor, op, done.step.spec.dtype if done and exact else None),
         error=done.error.summary() if done and lossy else None,
         left=done.error.squared_error / moved if done and lossy and moved else None,
     )
@@ -235,7 +241,7 @@ class PatchReport(Shown):
     """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
 
     ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``
-    tensors are from an earlier run.
+    tensors are from an earlier run. ``cast`` is the element type that floats were rounded to after that, if they were.
     """
 
     base: str
@@ -253,6 +259,7 @@ class PatchReport(Shown):
     result_id: str | None = None
     resumed: int = 0
     notes: Texts = ()
+    cast: str | None = None
 
     def report(self) -> Report:
         """Return all figures."""
@@ -266,7 +273,8 @@ class PatchReport(Shown):
             lines.append(Line("{companions}", "with"))
         lines.append(Line("proven to be the right one" if self.verified_base else "not checked", "base"))
         if self.verified:
-            lines.append(Line("{result_id}, as the delta promises", "result"))
+            before = ", before floats were rounded to {cast}" if self.cast else ""
+            lines.append(Line(f"{{result_id}}, as the delta promises{before}", "result"))
         lines.append(Line("{item}", "note", each="notes"))
         return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ingot.codecs.table import DELTA_EXACT, LOW_RANK
+from ingot.codecs.table import DELTA_EXACT, DELTA_ROWS, LOW_RANK
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.delta import Int4DeltaLayout, PatchLayout, SignDeltaLayout, SparseDeltaLayout
@@ -119,6 +119,12 @@ def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, contai
     storage = known[strategy]
     every = known is not STRATEGIES or strategy in EVERY
     return storage if every or is_matrix(shape, dtype) else EXACT
+
+
+def over_added_rows(storage: Storage, rows: int) -> Storage:
+    """Return how a difference is stored for the ``rows`` rows that both have, and added rows as they are."""
+    options = {"rows": rows, "inner": storage.codec, "options": dict(storage.options)}
+    return Storage(DELTA_ROWS, options, storage.encoding)
 
 
 def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ingot.engine.route import Layer, Route
+from ingot.engine.route import Route
 from ingot.errors import FormatError
-from ingot.model.tensor import Array
+from ingot.model.tensor import Array, Tensor
 from ingot.ops.delta.state import address
 
 
@@ -25,7 +25,7 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
         location = address(arrays[name])
         if location not in first:
             first[location] = name
-        elif _same_layer(routes[first[location]].layers[-1], route.layers[-1]):
+        elif same_stored(routes[first[location]].layers[-1].tensor, route.layers[-1].tensor):
             tied.add(name)
         else:
             raise _shared(name, first[location])
@@ -40,8 +40,8 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
     return tied
 
 
-def _same_layer(first: Layer, other: Layer) -> bool:
-    left, right = first.tensor, other.tensor
+def same_stored(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of a delta are the same."""
     if left.codec != right.codec or left.parts.keys() != right.parts.keys() or dict(left.params) != dict(right.params):
         return False
     return all(bytes(part.view()) == bytes(right.parts[role].view()) for role, part in left.parts.items())

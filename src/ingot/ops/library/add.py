@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from ingot.core.checksums import Blake3
@@ -13,8 +14,9 @@ from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.foreign import HEAD
 from ingot.model.bytesource import ByteSource, Stamp
-from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
 from ingot.model.store import Store
+from ingot.ops.adapter_files import adapter_of
 from ingot.ops.library.bases import Base, choose_base
 from ingot.ops.library.cut import Segment, covered, files_of, segments
 from ingot.ops.library.encode import smallest
@@ -23,6 +25,7 @@ from ingot.ops.library.objects import Form, id_of
 from ingot.ops.library.options import AddOptions
 from ingot.ops.library.place import Place
 from ingot.ops.library.remake import contents
+from ingot.ops.open import open_found
 from ingot.stores.shared import Adding, Use
 from ingot.stores.table import locate_model, location_of, url_of
 
@@ -34,7 +37,8 @@ class Added(Shown):
     """What an addition did.
 
     ``size`` are the bytes of the files, ``stored`` those that the library grew by; of the objects, ``known`` were there
-    already, ``deltas`` were stored as differences to those of ``base``, and ``whole`` by themselves.
+    already, ``deltas`` were stored as differences to those of ``base``, and ``whole`` by themselves. ``notes``
+    tell what was added, if it is no model.
     """
 
     name: str
@@ -45,13 +49,15 @@ class Added(Shown):
     known: Count
     deltas: Count
     whole: Count
+    notes: Texts = ()
 
     def report(self) -> Report:
         """Return it as figures."""
         words = (
             "{name}: {files} files of {size} added in {stored}; objects: {known} known, {deltas} deltas, {whole} whole"
         )
-        return Report(figures_of(self), [Line(words), *([Line("{base}", "base")] if self.base else [])])
+        base = [Line("{base}", "base")] if self.base else []
+        return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", each="notes")])
 
 
 @takes(AddOptions, "store")
@@ -104,6 +110,17 @@ def _name_of(store: Store, single: str) -> str:
     return name
 
 
+def _notes_on(store: Store, single: str) -> list[str]:
+    """Return what to say of what is added: whether it is an adapter."""
+    try:
+        source = open_found(store, single, verify=False)
+    except IngotError:  # any files may be added
+        return []
+    with closing(source):
+        adapter = adapter_of(source)
+    return [] if adapter is None else [adapter.describe()]
+
+
 class _Addition:
     def __init__(self, place: Place, adding: Adding, store: Store, options: AddOptions) -> None:
         self._place, self._adding, self._store, self._options = place, adding, store, options
@@ -116,10 +133,11 @@ class _Addition:
         self._again = False
         self._stored = 0
         self._progress = Progress(0)
+        self._notes: list[str] = []
 
     def run(self, name: str, single: str) -> Manifest:
         """Write all objects; return the manifest, proven and not yet written."""
-        store = self._store
+        store, self._notes = self._store, _notes_on(self._store, single)
         names = [single] if single else sorted(files_of(store))
         if not names:
             raise UsageError("expected files to add, found none", rule="library.empty", where=store.location)
@@ -167,6 +185,7 @@ class _Addition:
             known=len(self._known),
             deltas=deltas,
             whole=len(self._made) - deltas,
+            notes=self._notes,
         )
 
     def _file(self, name: str, parts: Sequence[Segment], stamp: Stamp) -> File:

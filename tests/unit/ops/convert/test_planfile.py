@@ -106,7 +106,7 @@ def test_a_delta_between_files_of_container_2(fused: Path) -> None:
     for name, recipe in ("base", None), ("tuned", "int4"):
         ingot.convert(fused / "m.safetensors", fused / f"{name}.zt", recipe, container=2)
     assert not ingot.compare(fused / "base.zt", fused / "tuned.zt").same
-    ingot.diff(fused / "base.zt", fused / "tuned.zt", fused / "d.zt")
+    ingot.diff(fused / "base.zt", fused / "tuned.zt", fused / "d.zt", allow_larger=True)  # values of 4 bits, exactly
     ingot.patch(fused / "base.zt", fused / "d.zt", fused / "again.safetensors")
     assert ingot.compare(fused / "tuned.zt", fused / "again.safetensors").same
 

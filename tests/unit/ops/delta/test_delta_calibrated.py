@@ -243,3 +243,27 @@ def test_ways_have_counterparts_of_as_many_bits(models: tuple[Path, Path], stati
     assert counterpart(Storage("low_rank", {"rank": 0}), 64) is None
     assert counterpart(Storage("low_rank", {"rank": 8}), 64) == Storage("low_rank", {"rank": 8}, "raw", "two-sided")
     assert counterpart(EXACT, 64) is None
+
+
+@pytest.mark.parametrize("strategy", ["int4", "auto"])
+def test_other_element_types_are_calibrated_and_other_rows_are_not(
+    strategy: str, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Statistics of the base do not fit a matrix that has more rows in the fine-tune."""
+    with ingot.open(models[1]) as tuned:
+        arrays = {name: tensor.numpy("f16") for name, tensor in tuned.items()}
+    arrays[UP] = np.concatenate([arrays[UP], arrays[UP][:4]])
+    ingot.save(tmp_path / "tuned.safetensors", arrays)
+    known = stated(tmp_path / "s.safetensors", models[0], UP, DOWN)
+    more = {"target_size": 0.3} if strategy == "auto" else {}
+    report = diff(
+        models[0], tmp_path / "tuned.safetensors", tmp_path / "d.zt", strategy, calibration=known, measure=True, **more
+    )
+    assert [item.matrix for item in report.rounded] == [DOWN]
+    codecs = {item.name: item.codec for item in report.tensors}
+    assert codecs[UP] == "delta_rows"
+    assert codecs[DOWN] == "trellis"
+    result = tmp_path / "result.safetensors"
+    assert patch(models[0], [tmp_path / "d.zt"], result, verify=True).verified
+    with ingot.open(result) as found:
+        assert np.array_equal(found[UP].numpy()[128:], arrays[UP][128:])

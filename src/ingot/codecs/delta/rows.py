@@ -1,0 +1,264 @@
+"""``delta_rows``: a difference of the rows that base and fine-tune share, and the values of the rows that were added.
+
+Lossy codecs of differences would lose values of rows that the base does not have. Spec page: ``spec/delta_rows.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.codecs.base import ChunkParts, Codec, row_step
+from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, NeedsBase
+from ingot.codecs.dense.codec import require_part
+from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.table import CODECS, DELTA_ROWS
+from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.floats import FLOATS
+from ingot.errors import CodecError, UnsupportedError
+from ingot.model.layouts.ids import codec_named, codec_of, file_id
+from ingot.model.spec import PartSpec
+from ingot.model.tensor import Array, Tensor
+
+ID = DELTA_ROWS
+VERSION = 1
+ADDED = "added_rows"
+OPTIONS = ("rows", "inner", "options")
+_option_error = partial(wrong_option, ID)
+_CHUNK = 1 << 20
+
+
+class RowsEncoder:
+    """Gives the rows that both have to an encoder of differences, and stores the others as they are."""
+
+    codec = ID
+    lossless = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, rows: int, inner: AdditiveEncoder, step: int) -> None:
+        row, cols, per_row = DTYPES[dtype], prod(shape[1:]), prod(shape[1:-1])
+        self._inner, self._rows, self._width = inner, rows, shape[-1]
+        self._shared, self._total, self._seen = rows * per_row, shape[0] * per_row, 0  # rows of the matrix
+        self.step, self.single_chunk, self.fit_passes = step, inner.single_chunk, inner.fit_passes
+        size = (shape[0] - rows) * cols * row.bits // 8
+        added = PartSpec(ADDED, row.storage, size, None if row.is_storage else row.name)
+        self.parts: tuple[PartSpec, ...] = (*inner.parts, added)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return {
+            "codec_version": VERSION,
+            "rows": self._rows,
+            "inner": file_id(self._inner.codec),
+            "inner_params": dict(self._inner.params),
+        }
+
+    @property
+    def held(self) -> int:
+        return self._inner.held
+
+    @property
+    def scratch(self) -> int:
+        return self._inner.scratch
+
+    def look(self, rows: Array, start: int) -> bool:
+        """As of ``codecs.reach.Reaching``, over rows of the difference that both have."""
+        return self._inner.look(rows, start)
+
+    def wider(self) -> Mapping[str, Any]:
+        inner = self._inner.wider()
+        return {"options": inner} if inner else {}
+
+    def lost(self) -> str | None:
+        return self._inner.lost()
+
+    def forget(self) -> None:
+        self._inner.forget()
+
+    def fit_pass(self, base: Array, tuned: Array) -> None:
+        """Take in the next rows; zeros of the base follow its last row."""
+        shared = self._shared - self._seen
+        if shared > 0:
+            self._inner.fit_pass(base[:shared], tuned[:shared])
+        self._seen = (self._seen + len(tuned)) % self._total
+
+    def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
+        shared = min(max(self._shared - start, 0), len(tuned))
+        chunk = ChunkParts({ADDED: np.ascontiguousarray(tuned[shared:]).reshape(-1)})
+        chunk.start, chunk.within = start, {}
+        if shared:
+            chunk.within = self._inner.encode(base[:shared], tuned[:shared], start)
+            chunk.update(chunk.within)
+        return chunk
+
+    def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        added = parts[ADDED].reshape(-1, self._width)
+        shared = len(out) - len(added)
+        if shared:
+            within = parts.within if isinstance(parts, ChunkParts) else parts
+            self._inner.rebuild(within, base[:shared], out[:shared])
+        out[shared:] = added
+
+
+class RowsApplier:
+    """Applies the difference to the rows that both have, and reads the others."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        params = _checked(tensor)
+        self._name, self._left = tensor.name, prod(params.inner.shape[:-1])
+        self._inner = AdditiveApplier(params.codec.reader(params.inner))
+        self._added, self._storage, self._dtype = tensor.parts[ADDED].reader(), params.storage, params.dtype
+
+    def apply(self, base: Array, out: Array) -> None:
+        if out.dtype != numpy_dtype(self._dtype):
+            raise CodecError(
+                f"{ID}.dtype",
+                f"expected a result in {self._dtype}, as added rows are, found {out.dtype}",
+                where=self._name,
+            )
+        shared = min(self._left, len(out))
+        if shared:
+            self._inner.apply(base[:shared], out[:shared])
+        self._left -= shared
+        added = out[shared:]
+        if added.size:
+            raw = np.empty(added.nbytes, np.uint8)
+            self._added.readinto(raw.data)
+            added[...] = from_file(raw, self._storage).view(added.dtype).reshape(added.shape)
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._added.finish()
+
+
+class RowsDelta:
+    """How such differences are made of two tensors and applied to one."""
+
+    id: ClassVar[str] = ID
+    exact: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's."""
+        _checked(tensor)
+
+    def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> RowsEncoder:
+        """Prepare to encode. Options: ``rows`` that both have; the ``inner`` codec, and ``options`` of it."""
+        require_known(ID, options, OPTIONS)
+        source = resolve_dtype(dtype).name
+        if source not in FLOATS:
+            raise UnsupportedError(f"expected rows of {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
+        rows, inner, more = options.get("rows"), codec_named(options.get("inner")), options.get("options", {})
+        if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+            raise _option_error(f"fewer rows than the first dimension of a matrix of shape {list(shape)}", rows)
+        if not _fits_within(inner):
+            raise _option_error("an inner codec of differences that can be read in chunks", inner)
+        if not isinstance(more, Mapping):
+            raise _option_error("options as a map", more)
+        encoder = CODECS[inner].encoder((rows, *shape[1:]), "f32", more)
+        if any(part.role == ADDED for part in encoder.parts):
+            raise UnsupportedError(f"codec {inner} has a part {ADDED} of its own", rule=f"{ID}.inner")
+        step = row_step(CODECS[inner], encoder, shape[-1])
+        return RowsEncoder(shape, source, rows, AdditiveEncoder(encoder), step)
+
+    def applier(self, tensor: Tensor, dtype: str) -> RowsApplier:
+        """Return a sequential applier; the base may be of any float type."""
+        return RowsApplier(tensor)
+
+
+class RowsCodec(NeedsBase):
+    """The difference of the rows that base and fine-tune share, in another codec, and the values of the added rows."""
+
+    id: ClassVar[str] = ID
+    rule: ClassVar[str] = f"{ID}.base"
+    lossless: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    holds: ClassVar[str] = "differences of some rows, which mean nothing without their base"
+
+    def check(self, tensor: Tensor) -> None:
+        """Rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's."""
+        _checked(tensor)
+
+    def stored(self, tensor: Tensor) -> Iterator[Array]:
+        """Yield the decoded differences; as of ``codecs.base.ChecksStored``. Added rows are any values."""
+        params = _checked(tensor)
+        rows, cols = params.inner.matrix_shape
+        reader, step = params.codec.reader(params.inner), max(1, _CHUNK // max(cols, 1))
+        for start in range(0, rows, step):
+            out = np.empty((min(step, rows - start), cols), np.float32)
+            reader.read_into(out)
+            yield out
+        reader.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """A tensor's attributes, checked: the difference as a tensor, and the types of the added rows."""
+
+    inner: Tensor
+    dtype: str
+    storage: str
+
+    @property
+    def codec(self) -> Codec:
+        return CODECS[self.inner.codec]
+
+
+def added_dtype(tensor: Tensor) -> str:
+    """Return the element type of the added rows of a checked tensor, which that of the result has to be."""
+    part = tensor.parts[ADDED]
+    return part.type or part.dtype
+
+
+def _fits_within(codec: object) -> bool:
+    return isinstance(codec, str) and codec in CODECS and codec not in DELTAS and CODECS[codec].streams
+
+
+def _checked(tensor: Tensor) -> _Params:
+    attributes, shape = tensor.params, tensor.shape
+    if attributes.get("codec_version") != VERSION or tensor.dtype != "f32":
+        raise _invalid(tensor, f"codec_version {VERSION} and dtype f32", attributes.get("codec_version"))
+    rows = attributes.get("rows")
+    if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+        raise _invalid(tensor, f"fewer rows than shape {list(shape)[:8]} has", rows)
+    inner, params = attributes.get("inner"), attributes.get("inner_params")
+    inner = codec_of(inner) if isinstance(inner, str) else inner
+    if not isinstance(inner, str) or not _fits_within(inner):
+        raise CodecError(
+            f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=tensor.name
+        )
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
+        raise _invalid(tensor, "a map in inner_params", params)
+    dtype, storage = _check_added(tensor, (shape[0] - rows) * prod(shape[1:]))
+    parts = {role: part for role, part in tensor.parts.items() if role != ADDED}
+    codec = CODECS[inner]
+    within = replace(
+        tensor, shape=(rows, *shape[1:]), codec=inner, params=dict(params), parts=parts, decoder=codec, origin=None
+    )
+    codec.check(within)
+    return _Params(within, dtype, storage)
+
+
+def _check_added(tensor: Tensor, count: int) -> tuple[str, str]:
+    part = require_part(tensor, ADDED)
+    dtype = part.type or part.dtype
+    if dtype not in FLOATS or part.dtype != DTYPES[dtype].storage:
+        raise CodecError(
+            f"{ID}.dtype", f"expected added rows of {', '.join(FLOATS)}, found {dtype[:40]}", where=tensor.name
+        )
+    if part.nbytes != DTYPES[dtype].nbytes(count):
+        raise CodecError(
+            f"{ID}.size",
+            f"expected {count} values of {dtype} in added rows, found {part.nbytes} bytes",
+            where=tensor.name,
+        )
+    return dtype, part.dtype
+
+
+def _invalid(tensor: Tensor, expected: str, found: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
