@@ -34,6 +34,7 @@ from ingot.ops.convert.dry_run import dry_run
 from ingot.ops.convert.folding import turned_first
 from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
+from ingot.ops.convert.model_folder import with_model_folder
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
 from ingot.ops.convert.plan import ConvertPlan, PlanRequest, plan_conversion
@@ -184,6 +185,10 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     source = open_source(options.src, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
     close = source.close
     try:
+        source, used = (
+            (source, "") if options.keep_names else with_model_folder(source, target, options.max_decompressed)
+        )
+        close = source.close
         refuse_same(source, target)
         checkpoint = checkpoint_of(source)
         _require_weights(source, target, recipe, options)
@@ -208,7 +213,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         read = _read_narrower(plan)
         lost = unsaid(source, plan)
         messages = [message for _, message in remarks(source)]
-        told = [*account.notes(), *messages, *view.notes, part, read, lost, tied.note, behind]
+        told = [used, *account.notes(), *messages, *view.notes, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,
