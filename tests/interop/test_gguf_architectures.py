@@ -71,6 +71,12 @@ PADDED = {
         },
     },
 }
+STATED = {
+    "mistral": ("sliding_window 16",),
+    "deepseek_v2": ("topk_method group_limited_greedy",),
+    "bert": ("no pooling type",),
+}
+"""What llama.cpp computes otherwise of these models, which a note names."""
 TOKENS = torch.tensor([[5, 9, 2, 30, 11, 7, 40]])
 
 
@@ -99,6 +105,11 @@ def outputs(path: Path) -> Any:
         return loaded(TOKENS)[0]
 
 
+def to_gguf(model: Path, target: Path, **options: Any) -> Any:
+    """Convert a model that has no tokenizer."""
+    return ingot.convert(model, target, no_tokenizer=True, **options)
+
+
 def as_others_write(source: Path, target: Path) -> Path:
     """Leave out the files that Ingot keeps in a GGUF file's metadata."""
     with ingot.open(source) as checkpoint:
@@ -110,12 +121,13 @@ def as_others_write(source: Path, target: Path) -> Path:
 @pytest.mark.parametrize("kind", sorted({*MODELS} - {*PADDED}))
 def test_a_model_comes_back_from_gguf(kind: str, tmp_path: Path) -> None:
     model = model_of(kind, tmp_path / "model")
-    report = ingot.convert(model, tmp_path / "x.gguf")
+    report = to_gguf(model, tmp_path / "x.gguf")
     poolers = {name for name in stored(model) if name.startswith("pooler.")}
     assert set(report.superseded) == poolers
-    notes = [note for note in report.notes if "pooler.dense" not in note]
-    assert len(notes) == 1, notes
+    notes = [note for note in report.notes if "pooler.dense" not in note and "no tokenizer" not in note]
     assert "names of llama.cpp" in notes[0]
+    assert [word for note in notes[1:] for word in STATED.get(kind, ()) if word in note] == [*STATED.get(kind, ())]
+    assert len(notes) == 1 + len(STATED.get(kind, ())), notes
     wanted = {name: entry for name, entry in stored(model).items() if not name.startswith("pooler.")}
     config = json.loads((model / "config.json").read_text())
 
@@ -139,7 +151,7 @@ def test_positions_begin_behind_padding(kind: str, tmp_path: Path) -> None:
     model = model_of(kind, tmp_path / "model")
     (model / "tokenizer.json").write_text(json.dumps(PADDED[kind]))
     name = "embeddings.position_embeddings.weight"
-    report = ingot.convert(model, tmp_path / "x.gguf")
+    report = to_gguf(model, tmp_path / "x.gguf")
     assert any("first 2 rows of position_embd.weight" in note for note in report.notes)
     read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
     wanted, config = stored(model), json.loads((model / "config.json").read_text())
@@ -175,7 +187,7 @@ def test_padding_that_leaves_no_positions_is_refused(change: dict[str, Any], rul
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UnsupportedError) as caught:
-        ingot.convert(model, tmp_path / "x.gguf")
+        to_gguf(model, tmp_path / "x.gguf")
     assert caught.value.rule == rule
 
 
@@ -190,7 +202,7 @@ def edited(source: Path, target: Path, changes: dict[str, Any], **tensors: Any) 
 
 def test_factors_of_longrope_are_tensors_there(tmp_path: Path) -> None:
     model = model_of("phi3", tmp_path / "model")
-    ingot.convert(model, tmp_path / "x.gguf")
+    to_gguf(model, tmp_path / "x.gguf")
     reader = gguf.GGUFReader(tmp_path / "x.gguf")
     names = gguf.TENSOR_NAMES
     wanted = {
@@ -222,7 +234,7 @@ def test_longrope_as_its_first_files_spell_it(tmp_path: Path) -> None:
     del config["rope_parameters"]
     config |= {"rope_scaling": old, "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
     (model / "config.json").write_text(json.dumps(config))
-    ingot.convert(model, tmp_path / "x.gguf")
+    to_gguf(model, tmp_path / "x.gguf")
     report = ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
     assert set(report.superseded) == {"rope_factors_long.weight", "rope_factors_short.weight"}
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == config
@@ -237,14 +249,14 @@ def test_longrope_that_is_none_is_told(change: dict[str, Any], tmp_path: Path) -
     model = model_of("phi3", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_parameters": {**LONG, **change}}))
-    report = ingot.convert(model, tmp_path / "x.gguf")
+    report = to_gguf(model, tmp_path / "x.gguf")
     assert any("longrope" in note for note in report.notes)
     with ingot.open(tmp_path / "x.gguf") as made:
         assert "rope_factors_long.weight" not in made
 
 
 def test_half_of_longrope_is_refused(tmp_path: Path) -> None:
-    ingot.convert(model_of("phi3", tmp_path / "model"), tmp_path / "x.gguf")
+    to_gguf(model_of("phi3", tmp_path / "model"), tmp_path / "x.gguf")
     edited(tmp_path / "x.gguf", tmp_path / "z.gguf", {}, rope_factors_long__weight=None)
     as_others_write(tmp_path / "z.gguf", tmp_path / "y.gguf")
     with pytest.raises(UnsupportedError, match=r"rope_factors_short\.weight") as caught:
@@ -267,7 +279,7 @@ def packed_oss(path: Path) -> Path:
 
 def test_experts_of_gpt_oss_move_in_blocks_and_come_back_as_they_were(tmp_path: Path) -> None:
     model = packed_oss(tmp_path / "made")
-    report = ingot.convert(model, tmp_path / "x.gguf")
+    report = to_gguf(model, tmp_path / "x.gguf")
     assert report.actions["repacked"] == 6
     assert "decoded" not in report.actions
     read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
@@ -313,7 +325,7 @@ def test_experts_of_gpt_oss_are_matrices_of_their_own_for_compressed_tensors(tmp
 
 def test_keys_and_values_of_deepseek_have_matrices_of_their_own_there(tmp_path: Path) -> None:
     model = model_of("deepseek_v3", tmp_path / "model")
-    ingot.convert(model, tmp_path / "x.gguf")
+    to_gguf(model, tmp_path / "x.gguf")
     heads, latent = 4, LATENT["kv_lora_rank"]
     with ingot.open(model) as source, ingot.open(tmp_path / "x.gguf") as made:
         rows = source["model.layers.0.self_attn.kv_b_proj.weight"].numpy("f32").reshape(heads, 16 + 12, latent)
@@ -351,7 +363,7 @@ def test_packed_keys_and_values_stay_whole(how: str, tmp_path: Path) -> None:
     if how == "fp8":
         source = tmp_path / "folder"
         ingot.convert(tmp_path / "zt", source, format="fp8")
-    ingot.convert(source, tmp_path / "x.gguf")
+    to_gguf(source, tmp_path / "x.gguf")
     ingot.convert(as_others_write(tmp_path / "x.gguf", tmp_path / "y.gguf"), tmp_path / "back", format="zt")
     with ingot.open(source) as one, ingot.open(tmp_path / "back") as other, ingot.open(tmp_path / "x.gguf") as made:
         assert made.metadata["deepseek2.attention.head_count_kv"] == 4
@@ -370,15 +382,15 @@ def test_layers_that_predict_further_tokens_have_to_be_dropped(tmp_path: Path) -
         tensors = {**{name: tensor.numpy() for name, tensor in source.items()}, **more}
     ingot.save(model / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
     with pytest.raises(UnsupportedError, match=r"model\.layers\.2\.eh_proj\.weight") as caught:
-        ingot.convert(model, tmp_path / "x.gguf")
+        to_gguf(model, tmp_path / "x.gguf")
     assert caught.value.rule == "account.lost"
-    report = ingot.convert(model, tmp_path / "x.gguf", drop=["model.layers.2.*"])
+    report = to_gguf(model, tmp_path / "x.gguf", drop=["model.layers.2.*"])
     assert set(report.dropped) == {"model.layers.2.eh_proj.weight"}
 
 
 def test_what_llama_cpp_takes_for_granted_is_told(tmp_path: Path) -> None:
     model = model_of("qwen3_moe", tmp_path / "model", norm_topk_prob=False)
-    report = ingot.convert(model, tmp_path / "x.gguf")
+    report = to_gguf(model, tmp_path / "x.gguf")
     assert any("norm_topk_prob" in note for note in report.notes)
 
 
@@ -389,5 +401,5 @@ def test_experts_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.gate_up_proj"
     ingot.save(model / "model.safetensors", {**tensors, name: tensors[name][..., :-1]}, overwrite=True)
     with pytest.raises(UnsupportedError) as caught:
-        ingot.convert(model, tmp_path / "x.gguf")
+        to_gguf(model, tmp_path / "x.gguf")
     assert caught.value.rule == "model.shape"

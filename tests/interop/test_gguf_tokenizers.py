@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import string
 from typing import Any
 
 import pytest
 
 from ingot.adapters.transformers_tokenizer import _PROBE
-from ingot.ops.architectures import pieces, pretokenizers, tokenizer
+from ingot.errors import UnsupportedError
+from ingot.ops.architectures import companions, pieces, pretokenizers, tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
 TEXTS = (_PROBE, "the cat's 12345 hats\n\n  (x+y)/2 \u4e2d\u6587 HTTPServer don't DON'T \u00c9t\u00e9", "", "a  b")
 
 
+def metadata_of(made: dict[str, Any], settings: dict[str, Any], config: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return GGUF metadata of a tokenizer as a conversion writes them."""
+    files = {"tokenizer.json": json.dumps(made), "tokenizer_config.json": json.dumps(settings)}
+    typed, _ = companions.tokenizer_metadata(files | ({} if config is None else {"config.json": json.dumps(config)}), 0)
+    return {key: value for key, (_, value) in typed.items()}
+
+
 def both(made: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Return a tokenizer, what came back of it, and the metadata between them."""
-    typed, lost = tokenizer.to_metadata(made, settings, 0)
-    assert not lost
-    metadata = {key: value for key, (_, value) in typed.items()}
+    assert not tokenizer.to_metadata(made).lost
+    metadata = metadata_of(made, settings)
     files, unsaid = tokenizer.to_files(metadata)
     assert not unsaid
     one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (made, files["tokenizer.json"]))
@@ -69,9 +77,9 @@ def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
     one, other, metadata = both(bytewise(pre, whole=True), {})
     assert metadata["tokenizer.ggml.pre"] == "tekken"
     same(one, other)
-    typed, lost = tokenizer.to_metadata(bytewise(pre), {}, 0)
-    assert typed["tokenizer.ggml.pre"][1] == "tekken"
-    assert lost == ["ignore_merges False"]
+    words = tokenizer.to_metadata(bytewise(pre))
+    assert words.typed["tokenizer.ggml.pre"][1] == "tekken"
+    assert words.lost == ["ignore_merges False"]
 
 
 def test_falcon_is_known_by_its_steps() -> None:
@@ -86,7 +94,7 @@ def test_falcon_is_known_by_its_steps() -> None:
     assert metadata["tokenizer.ggml.pre"] == "falcon"
     same(one, other)
     pre["pretokenizers"][0]["behavior"] = "Isolated"
-    assert tokenizer.to_metadata(bytewise(pre), {}, 0)[1]
+    assert tokenizer.to_metadata(bytewise(pre)).lost
 
 
 def test_deepseeks_letters_are_those_of_its_file() -> None:
@@ -109,9 +117,9 @@ def test_deepseeks_letters_are_those_of_its_file() -> None:
     ],
 )  # fmt: skip
 def test_pre_tokenizers_without_a_name_are_told(pre: dict[str, Any]) -> None:
-    typed, lost = tokenizer.to_metadata(bytewise(pre), {}, 0)
-    assert typed["tokenizer.ggml.pre"][1] == "default"
-    assert lost
+    words = tokenizer.to_metadata(bytewise(pre))
+    assert words.typed["tokenizer.ggml.pre"][1] == "default"
+    assert words.lost
 
 
 def test_roberta_s_step_around_a_text() -> None:
@@ -145,9 +153,9 @@ def test_a_token_behind_each_text_is_told_of_any_bpe() -> None:
         "pair": [text, last, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "the", "type_id": 1}}],
         "special_tokens": {"the": {"id": "the", "ids": [number], "tokens": ["the"]}},
     }  # fmt: skip
-    typed, _ = tokenizer.to_metadata(given, {"eos_token": "the"}, 0)
-    assert typed["tokenizer.ggml.add_eos_token"] == ("bool", True)
-    metadata = {key: value for key, (_, value) in typed.items()} | {"tokenizer.ggml.eos_token_id": number}
+    metadata = metadata_of(given, {"eos_token": "the"})
+    assert metadata["tokenizer.ggml.add_eos_token"] is True
+    assert metadata["tokenizer.ggml.eos_token_id"] == number
     files, _ = tokenizer.to_files(metadata)
     one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (given, files["tokenizer.json"]))
     same(one, other)
@@ -158,8 +166,8 @@ def test_a_token_behind_each_text_is_told_of_any_bpe() -> None:
 )
 def test_a_file_that_does_not_state_bos_begins_as_llama_cpp_has_it(pre: str, begins: bool) -> None:
     """``llama-vocab.cpp`` sets ``add_bos`` by the tokenizer's kind and by the pre-tokenizer's name."""
-    typed, _ = tokenizer.to_metadata(bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"])), {}, 0)
-    metadata = {key: value for key, (_, value) in typed.items()} | {"tokenizer.ggml.pre": pre}
+    metadata = metadata_of(bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"])), {})
+    metadata["tokenizer.ggml.pre"] = pre
     metadata["tokenizer.ggml.bos_token_id"] = 3
     for stated, expected in ((None, begins), (True, True), (False, False)):
         metadata["tokenizer.ggml.add_bos_token"] = stated
@@ -169,17 +177,13 @@ def test_a_file_that_does_not_state_bos_begins_as_llama_cpp_has_it(pre: str, beg
 
 
 def test_other_kinds_that_do_not_state_what_surrounds_a_text() -> None:
-    wordpiece_metadata, _ = tokenizer.to_metadata(wordpiece(), {"cls_token": "[CLS]", "sep_token": "[SEP]"}, 0)
+    wordpiece_metadata = metadata_of(wordpiece(), {"cls_token": "[CLS]", "sep_token": "[SEP]"})
     unigram = {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["\u2581", -1.0]]}}
-    unigram_metadata, _ = tokenizer.to_metadata(unigram, {"eos_token": "</s>"}, 0)
+    unigram_metadata = metadata_of(unigram, {"eos_token": "</s>"})
     spm = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a"]}
     spm |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.token_type": [2, 3, 3, 1, 1]}
-    for typed, first, last in (
-        (wordpiece_metadata, 2, 3),
-        (unigram_metadata, None, 1),
-        ({key: ("", value) for key, value in spm.items()}, 1, None),
-    ):
-        metadata = {key: value for key, (_, value) in typed.items() if ".add_bos" not in key and ".add_eos" not in key}
+    for stated, first, last in ((wordpiece_metadata, 2, 3), (unigram_metadata, None, 1), (spm, 1, None)):
+        metadata = {key: value for key, value in stated.items() if ".add_bos" not in key and ".add_eos" not in key}
         files, _ = tokenizer.to_files(metadata)
         made = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
         whole, own = made.encode("a").ids, made.encode("a", add_special_tokens=False).ids
@@ -193,20 +197,20 @@ def test_tokens_around_a_text_that_no_key_states_are_named() -> None:
     before, other, after = ({"SpecialToken": {"id": name, "type_id": 0}} for name in names)
     text = {"Sequence": {"id": "A", "type_id": 0}}
 
-    def told(single: list[Any], settings: dict[str, Any]) -> tuple[Any, Any, list[str]]:
+    def surplus(single: list[Any], settings: dict[str, Any]) -> tuple[Any, Any, list[str]]:
         step = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
-        made, lost = tokenizer.to_metadata({**given, "post_processor": step}, settings, 0)
-        bos = made.get("tokenizer.ggml.bos_token_id", ("", None))[1]
-        return made["tokenizer.ggml.add_bos_token"][1], bos, lost
+        files = {"tokenizer.json": {**given, "post_processor": step}, "tokenizer_config.json": settings}
+        typed, notes = companions.tokenizer_metadata({name: json.dumps(file) for name, file in files.items()}, 0)
+        bos = typed.get("tokenizer.ggml.bos_token_id", ("", None))[1]
+        added = typed.get("tokenizer.ggml.add_bos_token", ("", None))[1]
+        return added, bos, re.findall(r"the tokens \w+ each text[^;]*", "; ".join(notes))
 
     vocab = given["model"]["vocab"]
-    assert told([before, text], {}) == (True, vocab["the"], [])  # the template alone states it
-    assert told([before, text], {"bos_token": "the"})[::2] == (True, [])
-    assert told([before, text], {"bos_token": "th"})[::2] == (False, ["the tokens before each text the"])
-    assert told([before, other, text], {})[::2] == (False, ["the tokens before each text the th"])
-    assert told([before, other, text], {"bos_token": "the"})[::2] == (True, ["the tokens before each text the th"])
-    assert told([text, after], {})[2] == ["the tokens after each text 12"]
-    assert told([text, after], {"eos_token": "12"})[2] == []
+    assert surplus([before, text], {}) == (True, vocab["the"], [])  # the template alone states it
+    assert surplus([before, text], {"bos_token": "the"})[::2] == (True, [])
+    assert surplus([before, text], {"bos_token": "th"})[::2] == (False, ["the tokens before each text the"])
+    assert surplus([before, other, text], {"bos_token": "the"})[::2] == (True, ["the tokens before each text the th"])
+    assert surplus([text, after], {"eos_token": "12"})[2] == []
 
 
 def wordpiece() -> dict[str, Any]:
@@ -237,7 +241,7 @@ def test_wordpiece_comes_back() -> None:
 def test_upper_case_that_llama_cpp_lowers_is_told() -> None:
     made = wordpiece()
     made["normalizer"]["lowercase"] = False
-    assert tokenizer.to_metadata(made, {}, 0)[1]
+    assert tokenizer.to_metadata(made).lost
 
 
 @pytest.mark.parametrize("spaces", [False, True])
@@ -266,18 +270,18 @@ def test_a_table_of_characters_moves_as_its_bytes() -> None:
     made = {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]},
             "normalizer": {"type": "Precompiled", "precompiled_charsmap": table},
             "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}}  # fmt: skip
-    typed, lost = tokenizer.to_metadata(made, {}, 0)
-    assert not lost
-    assert typed["tokenizer.ggml.precompiled_charsmap"] == ("array:u8", list(range(256)))
-    files, _ = tokenizer.to_files({key: value for key, (_, value) in typed.items()})
+    words = tokenizer.to_metadata(made)
+    assert not words.lost
+    assert words.typed["tokenizer.ggml.precompiled_charsmap"] == ("array:u8", list(range(256)))
+    files, _ = tokenizer.to_files({key: value for key, (_, value) in words.typed.items()})
     assert files["tokenizer.json"]["normalizer"] == made["normalizer"]
 
 
 @pytest.mark.parametrize("vocab", [[["a"]], [["a", "b"]], {"a": 1}, "a", [[1, 2.0]]])
-def test_a_vocabulary_that_is_none_is_told(vocab: Any) -> None:
-    typed, lost = tokenizer.to_metadata({"model": {"type": "Unigram", "vocab": vocab}}, {}, 0)
-    assert not typed
-    assert lost
+def test_a_vocabulary_that_is_none_is_refused(vocab: Any) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata({"model": {"type": "Unigram", "vocab": vocab}})
+    assert caught.value.rule == "architecture.tokenizer"
 
 
 @pytest.mark.parametrize(
@@ -289,17 +293,17 @@ def test_a_vocabulary_that_is_none_is_told(vocab: Any) -> None:
         {"added_tokens": [{"id": 1}]},
     ],
 )
-def test_a_tokenizer_with_other_than_texts_is_told_of(change: dict[str, Any]) -> None:
-    made, lost = tokenizer.to_metadata({**bytewise({"type": "ByteLevel"}), **change}, {}, 0)
-    assert not made
-    assert lost
+def test_a_tokenizer_with_other_than_texts_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata({**bytewise({"type": "ByteLevel"}), **change})
+    assert caught.value.rule == "architecture.tokenizer"
 
 
 @pytest.mark.parametrize("key", ["added_tokens", "post_processor"])
 def test_no_lists_are_none(key: str) -> None:
     given = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"]))
-    found = tokenizer.to_metadata({**given, key: {"processors": 5} if key == "post_processor" else 5}, {}, 0)
-    assert found == tokenizer.to_metadata({**given, key: None}, {}, 0)
+    found = tokenizer.to_metadata({**given, key: {"processors": 5} if key == "post_processor" else 5})
+    assert found == tokenizer.to_metadata({**given, key: None})
 
 
 @pytest.mark.parametrize(("kind", "key"), [("gpt2", "merges"), ("llama", "scores"), ("t5", "scores")])

@@ -59,7 +59,7 @@ def folder(path: Path, model: bytes, settings: dict[str, Any], rows: int, **conf
     known = {
         "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "dtype": "float32",
         "num_attention_heads": 1, "vocab_size": rows, "bos_token_id": 1, "eos_token_id": 2,
-        "architectures": ["LlamaForCausalLMWithoutLayers"],
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "architectures": ["LlamaForCausalLMWithoutLayers"],
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps({**known, **config}))
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -153,10 +153,9 @@ def test_a_prefix_is_told_where_there_is_none(llama: bytes, tmp_path: Path) -> N
         assert made(text, add_special_tokens=False).input_ids == own.encode(text)
     # a tokenizer.json of either kind says the same
     for step, wanted in (({"type": "Prepend", "prepend": "\u2581"}, True), (None, False)):
-        texts, _ = tokenizer.to_metadata(
-            {"normalizer": step, "model": {"type": "BPE", "byte_fallback": True, "vocab": {"a": 0}}}, {}, 0
-        )
-        assert texts["tokenizer.ggml.add_space_prefix"] == ("bool", wanted)
+        model = {"type": "BPE", "byte_fallback": True, "vocab": {"a": 0}}
+        words = tokenizer.to_metadata({"normalizer": step, "model": model})
+        assert words.typed["tokenizer.ggml.add_space_prefix"] == ("bool", wanted)
 
 
 @pytest.mark.parametrize("kind", ["T5", "XLMRoberta"])
@@ -177,7 +176,9 @@ def test_unigram(kind: str, tmp_path: Path) -> None:
     metadata, back, _ = there_and_back(source, tmp_path)
     assert metadata["tokenizer.ggml.model"] == "t5"
     assert len(metadata["tokenizer.ggml.tokens"]) == rows
-    assert (metadata["tokenizer.ggml.add_bos_token"], metadata["tokenizer.ggml.add_eos_token"]) == (fairseq, True)
+    # what llama.cpp does of itself is not stated: it puts no token before a text, and one behind it
+    assert metadata.get("tokenizer.ggml.add_bos_token", False) == fairseq
+    assert metadata.get("tokenizer.ggml.add_eos_token", True) is True
     assert (back / file).read_bytes() == model
     made = load_tokenizer(back)
     start, end = ([0], [2]) if fairseq else ([], [1])
@@ -200,14 +201,17 @@ def test_what_llama_cpp_cannot_do_is_told(options: dict[str, Any], told: int) ->
     vocab = {"vocab_size": 40} if "byte_fallback" in options else {"vocab_size": 290} if "model_type" in options else {}
     found = sentencepiece.read(trained(**options, **vocab), "x")
     assert found is not None
-    assert len(sentencepiece.to_metadata(found, {}, {}, 0)[1]) == told
+    assert len(sentencepiece.to_metadata(found, {}, {}).lost) == told
 
 
-def test_models_of_other_kinds_are_told_of(tmp_path: Path) -> None:
+def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     for number, data in enumerate((trained(model_type="char", vocab_size=300), b"IQ== 0\nIg== 1\n", b"")):
         source = folder(tmp_path / f"model{number}", data, STATED, rows=32)
-        report = ingot.convert(source, tmp_path / f"{number}.gguf")
-        assert any("tokenizer.model" in note for note in report.notes)
+        with pytest.raises(ingot.IngotError) as caught:
+            ingot.convert(source, tmp_path / f"{number}.gguf")
+        assert (caught.value.rule, caught.value.where) == ("architecture.tokenizer", "tokenizer.model")
+        report = ingot.convert(source, tmp_path / f"{number}.gguf", no_tokenizer=True)
+        assert any("no tokenizer" in note for note in report.notes)
         with ingot.open(tmp_path / f"{number}.gguf") as made:
             assert "tokenizer.ggml.tokens" not in made.metadata
             assert b64decode(made.metadata["ingot.companion.tokenizer.model"]) == data
@@ -244,9 +248,9 @@ def test_ids_outside_are_told_and_never_filled_up_to() -> None:
     found = sentencepiece.read(PIECE, "x")
     assert found is not None
     settings = {"added_tokens_decoder": {"4000000": {"content": "a"}, "-1": {"content": "b"}, "x": {}, "9" * 30: {}}}
-    made, lost = sentencepiece.to_metadata(found, settings, {"c": 1 << 40, "d": True}, 3)
-    assert made["tokenizer.ggml.tokens"][1] == ["<unk>", "[PAD1]", "[PAD2]"]
-    assert len(lost) > len(found.lost)
+    words = sentencepiece.to_metadata(found, settings, {"c": 1 << 40, "d": True}, 3)
+    assert words.typed["tokenizer.ggml.tokens"][1] == ["<unk>", "[PAD1]", "[PAD2]"]
+    assert words.outside == {4000000: "a"}
 
 
 def test_metadata_that_hold_no_base64_hold_no_model() -> None:

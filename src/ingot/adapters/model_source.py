@@ -9,11 +9,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.config import CONFIG
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
+from ingot.model.account import LOST, list_by_reason
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.ops.adapter_files import adapter_in
-from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.architectures.translated import Translated, holds_a_model
+from ingot.ops.architectures.unknown import RULE as UNKNOWN
 from ingot.ops.open import detect, find, open_there
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish.status import holds_tiers
@@ -94,18 +96,40 @@ def resolve(
         raise adapter.refusal(checkpoint.location)
     if not holds_a_model(checkpoint.format):
         return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
-    from ingot.ops.architectures.view import to_model  # other weights are there sooner without
-
     try:
-        translated = to_model(checkpoint)
+        translated = _translated(checkpoint)
     except BaseException:
         checkpoint.close()
         raise
+    if translated is None:
+        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
     told = "; ".join(filter(None, (why, translated.done, *translated.notes)))
     if model_dir is not None:
         return ModelSource(translated.checkpoint, path, folder, folder.location, "as stored", told)
     files = _files(translated.checkpoint) or folder
     return ModelSource(translated.checkpoint, path, files, location_of(path), "as stored", told)
+
+
+def _translated(checkpoint: Checkpoint) -> Translated | None:
+    """Return a GGUF file's checkpoint as transformers has it; None if its family is not known.
+
+    Raises ``UnsupportedError`` ``account.lost``: transformers has no place for some of its tensors.
+    """
+    from ingot.ops.architectures.view import to_model  # other weights are there sooner without
+
+    try:
+        translated = to_model(checkpoint, no_tokenizer=True)
+    except UnsupportedError as error:
+        if error.rule == UNKNOWN:
+            return None
+        raise
+    if translated.lost:
+        raise UnsupportedError(
+            f"the loaded model would lack tensors of the file: {list_by_reason(translated.lost)}",
+            rule=LOST,
+            where=checkpoint.location,
+        )
+    return translated
 
 
 def _of_tiers(choice: Choice, verify: bool, folder: Store) -> ModelSource:
@@ -135,8 +159,14 @@ def companions_folder(path: AnyPath) -> Iterator[Store]:
         return
     from ingot.ops.architectures.view import to_model
 
-    with to_model(open_there(store, name)).checkpoint as view:
-        yield _files(view) or store
+    with open_there(store, name) as checkpoint:
+        try:
+            translated = to_model(checkpoint, no_tokenizer=True)
+        except UnsupportedError:  # of another family: its folder may have the files
+            yield store
+            return
+        with translated.checkpoint as view:
+            yield _files(view) or store
 
 
 def _files(view: Checkpoint) -> Store | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from os import fspath
@@ -15,6 +16,7 @@ from ingot.core.extras import require
 from ingot.errors import FormatError, IngotError, printable
 from ingot.model.store import Store
 from ingot.ops.architectures import sentencepiece
+from ingot.ops.architectures.demo_vocabulary import FORMAT, expanded
 from ingot.ops.companions import is_weights
 from ingot.stores.temporary import on_disk
 
@@ -26,9 +28,6 @@ _PROBE = (
     "It's 1234567 o'clock,  DON'T\tstop...\r\n\n  def f_1(x): return x**2  # e\u0301t\u00e9 \u212b \ufb01 \uff11\u00bd"
     " \u6f22\u5b57\u304b\u306a\ud55c\uae00 \U0001f469\u200d\U0001f4bb \u00a0end "
 )
-# The byte-level BPE of Ingot's demo model; its words, as in ``ingot.demo.tokenizer``.
-_OWN = "ingot-byte-bpe"
-_WORD = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 
 
 def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
@@ -167,33 +166,12 @@ def require_vocabulary(tokenizer: Any, folder: Store, location: str = "") -> Non
 
 
 def _own(folder: Store) -> Any:
-    """Return a tokenizer in the demo model's format as one of the package tokenizers; None for other files."""
-    if _OWN.encode() not in folder.head(_FILE, 64):
+    """Return a tokenizer in the demo model's form as one of the package tokenizers; None for other files."""
+    if FORMAT.encode() not in folder.head(_FILE, 64):
         return None
-    merges = read_json(folder, _FILE, "model.tokenizer", "model.tokenizer")["merges"]
-    package = require("tokenizers", EXTRA)
-    chars = _byte_chars()
-    tokens = list(chars)
-    pairs = []
-    for left, right in merges:
-        pairs.append((tokens[left], tokens[right]))
-        tokens.append(tokens[left] + tokens[right])
-    tokenizer = package.Tokenizer(package.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
-    tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
-        [
-            package.pre_tokenizers.Split(package.Regex(_WORD), "isolated"),
-            package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = package.decoders.ByteLevel()
-    return tokenizer
-
-
-def _byte_chars() -> list[str]:
-    """Return the character that byte-level BPE writes for each byte: itself if printable Latin-1, else from U+0100 on.
-
-    Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; their encoder.py.
-    """
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+    stored = read_json(folder, _FILE, "model.tokenizer", "model.tokenizer")
+    try:
+        whole = expanded(stored)
+    except FormatError as error:
+        raise FormatError("model.tokenizer", error.message, where=folder.location_of(_FILE)) from None
+    return require("tokenizers", EXTRA).Tokenizer.from_str(json.dumps(whole))

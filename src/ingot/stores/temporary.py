@@ -17,7 +17,10 @@ _MOST = 256 << 20  # a tokenizer with all that belongs to it
 
 
 class TemporaryFolder:
-    """Small files in a temporary folder, which goes with this or when it is closed; ``paths`` by name."""
+    """Small files in a temporary folder, which goes with this or when it is closed; ``paths`` by name.
+
+    Names may have a folder before a slash; the caller vouches for them.
+    """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         folder = tempfile.mkdtemp(prefix="ingot-")
@@ -25,6 +28,7 @@ class TemporaryFolder:
         self.paths: dict[str, str] = {}
         for name, data in sorted(files.items()):
             path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
             self.paths[name] = str(path)
 

@@ -217,7 +217,7 @@ def samples(folder: Path) -> Iterator[Sample]:
         ("mlx", "mlx", "mlx", None),
         ("npy", "plain", "npy", None),
     ):
-        ingot.convert(start, folder / file, recipe, format)
+        ingot.convert(start, folder / file, recipe, format, keep_names=True)
         yield _sample(name, format, folder / file)
     yield _sample("safetensors", "safetensors", start)
     yield from _of_others(folder)
@@ -263,7 +263,7 @@ def _of_others(folder: Path) -> Iterator[Sample]:
         ingot.convert(folder / f"{shape[0]}.zt", folder / f"packed{shape[0]}.zt", folder / "small.toml")
     for name in ("gguf", "gptq", "compressed-tensors"):
         path = folder / ("a.gguf" if name == "gguf" else name)
-        ingot.convert(folder / "packed64.zt", path, format=name)
+        ingot.convert(folder / "packed64.zt", path, format=name, keep_names=True)
         yield _sample(name, name, path)
     ingot.convert(folder / "packed128.zt", folder / "c.zt", container=2)
     (folder / "c.zt").write_bytes(_closer((folder / "c.zt").read_bytes()))

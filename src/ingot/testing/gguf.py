@@ -21,7 +21,7 @@ class Value(NamedTuple):
 class Item(NamedTuple):
     """A tensor: name, sizes with the fastest first, the type's number, its bytes; ``offset`` for a wrong one."""
 
-    name: str
+    name: str | bytes
     sizes: tuple[int, ...]
     type: int
     data: bytes

@@ -160,7 +160,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
     format = FORMATS[target]
     held = _alone(source, {CONFIG: str(config)})
     with viewed(
-        held, Destination("", True, format, format.file_name(STEM)), ConvertOptions("", ""), {}
+        held, Destination("", True, format, format.file_name(STEM)), ConvertOptions("", "", no_tokenizer=True), {}
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
         known = packed and all(as_stored(tensor, format, "") is not None for tensor in view.values())

@@ -121,7 +121,7 @@ def artifacts(tmp_path_factory) -> dict[str, bytes]:
     for name, more in (("dense", {}), ("affine", {"recipe": str(recipe)}), ("sha", {"digest": "sha256"})):
         ingot.convert(base, folder / "two.zt", container="2", **more)
         (folder / "two.zt").rename(folder / f"{name}.zt2")
-    ingot.convert(base, folder / "dense.gguf")
+    ingot.convert(base, folder / "dense.gguf", keep_names=True)
     for strategy in ("int4", "sparse", "quantized"):
         ingot.diff(base, other, folder / f"{strategy}.wdelta", strategy=strategy)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix[1:] in KINDS}

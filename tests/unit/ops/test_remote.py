@@ -62,15 +62,15 @@ def upload(server: WebServer, folder: Path, name: str = "m") -> None:
 def test_every_format_is_read_verified_compared_and_converted(
     server: WebServer, model: Path, tmp_path: Path, format: str, recipe: str | None
 ) -> None:
-    ingot.convert(model, tmp_path / "made", recipe, format=format)
+    ingot.convert(model, tmp_path / "made", recipe, format=format, keep_names=True)
     upload(server, tmp_path / "made")
-    local = ingot.convert(tmp_path / "made", tmp_path / "local", format="zt")
+    local = ingot.convert(tmp_path / "made", tmp_path / "local", format="zt", keep_names=True)
     for index, address in enumerate(("s3://bucket/m", f"{server.url}/m/")):
         with ingot.open(address) as checkpoint:
             assert content_id(checkpoint) == content_id(ingot.open(tmp_path / "made"))
         assert not [finding for finding in ingot.verify(address) if finding.level == "error"]
         assert ingot.compare(address, tmp_path / "made").same
-        report = ingot.convert(address, tmp_path / str(index), format="zt")
+        report = ingot.convert(address, tmp_path / str(index), format="zt", keep_names=True)
         assert report.companions == local.companions
         for path in (tmp_path / "local").iterdir():
             assert (tmp_path / str(index) / path.name).read_bytes() == path.read_bytes()
@@ -119,7 +119,7 @@ def test_a_tensor_and_some_rows_take_their_bytes(server: WebServer, tmp_path: Pa
     weights = {name: RNG.standard_normal((1024, 512)).astype(np.float32) for name in "abc"}
     path = save(tmp_path / "m.safetensors", weights)
     for suffix in (".safetensors", ".zt", ".gguf"):
-        ingot.convert(path, tmp_path / f"x{suffix}")
+        ingot.convert(path, tmp_path / f"x{suffix}", keep_names=True)
         server.files[f"x{suffix}"] = (tmp_path / f"x{suffix}").read_bytes()
         with ingot.open(f"{server.url}/x{suffix}") as checkpoint:
             server.sent = 0
@@ -227,8 +227,8 @@ def test_every_format_is_written_to_a_bucket(
     server: WebServer, model: Path, tmp_path: Path, format: str, recipe: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
-    ingot.convert(model, tmp_path / "made", recipe, format=format, digest="sha256")
-    report = ingot.convert(model, "s3://bucket/m", recipe, format=format, digest="sha256")
+    ingot.convert(model, tmp_path / "made", recipe, format=format, digest="sha256", keep_names=True)
+    report = ingot.convert(model, "s3://bucket/m", recipe, format=format, digest="sha256", keep_names=True)
     assert report.destination == "s3://bucket/m"
     made = {path.relative_to(tmp_path / "made").as_posix(): path for path in (tmp_path / "made").rglob("*.*")}
     assert {f"m/{name}": path.read_bytes() for name, path in made.items()} == server.files

@@ -20,6 +20,9 @@ MAX_HEADER = 100_000_000
 MAX_ELEMENTS = 1 << 24
 """All arrays of the metadata together may not have more: each becomes an object of Python's, many times its size."""
 
+REPLACED = "\ufffd"
+"""What stands in a text for bytes that are not UTF-8."""
+
 _WINDOW = 1 << 18
 
 
@@ -96,6 +99,21 @@ class Cursor:
 
     def string(self, where: str | None = None) -> str:
         """Return the next string; raises ``FormatError`` ``gguf.string``, ``gguf.utf8``."""
+        try:
+            return self._string_bytes(where).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError("gguf.utf8", f"expected UTF-8, found {error.reason}", where=where or self.name) from None
+
+    def text(self, where: str | None = None) -> tuple[str, bytes | None]:
+        """Return the next string, which may be any bytes; those only if they are not UTF-8 (U+FFFD in the text).
+
+        Raises ``FormatError`` ``gguf.string``.
+        """
+        data = self._string_bytes(where)
+        text = data.decode(errors="replace")
+        return text, bytes(data) if REPLACED in text and text.encode() != data else None
+
+    def _string_bytes(self, where: str | None) -> bytearray:
         start = self.position + 8
         if start > len(self._data):
             self._need(start)
@@ -110,10 +128,7 @@ class Cursor:
         if end > len(self._data):
             self._need(end)
         self.position = end
-        try:
-            return self._data[start:end].decode()
-        except UnicodeDecodeError as error:
-            raise FormatError("gguf.utf8", f"expected UTF-8, found {error.reason}", where=where or self.name) from None
+        return self._data[start:end]
 
     def heads(self, layout: str, count: int) -> Sequence[Column] | None:
         """Return the columns of the next ``count`` records of a layout, as ``Heads`` has it.

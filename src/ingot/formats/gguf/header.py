@@ -14,7 +14,7 @@ from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.foreign import CUT_OFF
-from ingot.formats.gguf.carry import MAX_NAME, MAX_RANK
+from ingot.formats.gguf.carry import MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
 from ingot.formats.gguf.infos import Entry, infos_of
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
@@ -33,7 +33,8 @@ class Header:
 
     ``types`` are the types of the metadata by key, ``array:T`` for arrays; ``start`` is where the data begins, ``end``
     where the last tensor does; ``raw`` are the header's bytes; ``stated`` is false where the alignment that the
-    metadata state is not the one that tensors lie by.
+    metadata state is not the one that tensors lie by. ``raw_strings`` are the bytes of strings that are not UTF-8, by
+    key and index in an array (0 for a single string).
     """
 
     version: int
@@ -45,6 +46,7 @@ class Header:
     end: int
     raw: bytes
     stated: bool
+    raw_strings: Mapping[str, Mapping[int, bytes]]
 
 
 def parse(source: ByteSource, name: str) -> Header:
@@ -63,12 +65,15 @@ def parse(source: ByteSource, name: str) -> Header:
     pairs = cursor.count(_LEAST_PAIR, "gguf.count", "metadata pairs")
     metadata: dict[str, Any] = {}
     types: dict[str, str] = {}
+    raw_strings: dict[str, dict[int, bytes]] = {}
     for _ in range(pairs):
         key = cursor.string()
         if not key or key in metadata or "\0" in key:
             what = "it twice" if key in metadata else "an empty one or one with a NUL"
             raise FormatError("gguf.key", f"expected each key once, found {what}", where=f"{name}: {key[:80]!r}")
-        types[key], metadata[key] = _value(cursor, f"{name}: {key[:80]}")
+        types[key], metadata[key], raw = _value(cursor, f"{name}: {key[:80]}")
+        if raw:
+            raw_strings[key] = raw
     alignment = _alignment(metadata, types, name)
     infos = infos_of(cursor, tensors, (alignment, DEFAULT_ALIGNMENT))
     if infos is not None:
@@ -77,7 +82,9 @@ def parse(source: ByteSource, name: str) -> Header:
     else:
         entries = _entries(cursor, tensors, name)
         start, end, stated = _places(entries, alignment, cursor, name)
-    return Header(version, cursor.order == ">", metadata, types, entries, start, end, cursor.consumed(), stated)
+    return Header(
+        version, cursor.order == ">", metadata, types, entries, start, end, cursor.consumed(), stated, raw_strings
+    )
 
 
 def _entries(cursor: Cursor, count: int, name: str) -> dict[str, Entry]:
@@ -114,27 +121,39 @@ def _type(cursor: Cursor, where: str) -> str:
     return VALUES[number]
 
 
-def _value(cursor: Cursor, where: str) -> tuple[str, Any]:
-    """Return a value's type and the value: text, a number, true or false, or a list of these."""
+def _value(cursor: Cursor, where: str) -> tuple[str, Any, dict[int, bytes]]:
+    """Return a value's type, the value (text, a number, true or false, or a list of these), and strings as bytes.
+
+    The bytes are those of strings that are not UTF-8, by their index.
+    """
     kind = _type(cursor, where)
+    if kind == "string":
+        texts, raw = _strings(cursor, 1, where)
+        return kind, texts[0], raw
     if kind != "array":
-        return kind, _single(cursor, kind, where)
+        return kind, _truth(cursor.number("B"), where) if kind == "bool" else cursor.number(STRUCT[kind]), {}
     kind = _type(cursor, where)
     if kind == "array":
         raise FormatError("gguf.value-type", "expected an array of numbers or strings, found arrays", where=where)
     form = NUMPY.get(kind, "")
     count = cursor.elements(int(form[1:]) if form else 8, kind, where)
     if kind == "string":
-        texts = cursor.heads("N", count)
-        return "array:string", [cursor.string(where) for _ in range(count)] if texts is None else texts[0].texts
+        columns = cursor.heads("N", count)
+        return "array:string", *(_strings(cursor, count, where) if columns is None else (columns[0].texts, {}))
     values = cursor.numbers(form, count)
-    return f"array:{kind}", [_truth(value, where) for value in values] if kind == "bool" else values
+    return f"array:{kind}", [_truth(value, where) for value in values] if kind == "bool" else values, {}
 
 
-def _single(cursor: Cursor, kind: str, where: str) -> Any:
-    if kind == "string":
-        return cursor.string(where)
-    return _truth(cursor.number("B"), where) if kind == "bool" else cursor.number(STRUCT[kind])
+def _strings(cursor: Cursor, count: int, where: str) -> tuple[list[str], dict[int, bytes]]:
+    """Return the next strings, and the bytes of those that are not UTF-8 by their index."""
+    texts: list[str] = []
+    raw: dict[int, bytes] = {}
+    for index in range(count):
+        text, data = cursor.text(where)
+        texts.append(text)
+        if data is not None:
+            raw[index] = data
+    return texts, raw
 
 
 def _truth(value: int, where: str) -> bool:
@@ -157,10 +176,8 @@ def _alignment(metadata: Mapping[str, Any], types: Mapping[str, str], name: str)
 def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
     tensor = cursor.string()
     where = f"{name}: {tensor[:80]}"
-    if len(tensor.encode()) > MAX_NAME or "\0" in tensor:
-        raise FormatError(
-            "gguf.name", f"expected a name of at most {MAX_NAME} bytes without NUL, found {tensor[:80]!r}", where=name
-        )
+    if "\0" in tensor:
+        raise FormatError("gguf.name", f"expected a name without NUL, found {tensor[:80]!r}", where=name)
     rank = cursor.number("I")
     if rank > MAX_RANK:
         raise FormatError("gguf.rank", f"expected at most {MAX_RANK} dimensions, found {rank}", where=where)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.core.columns import Array, Column, Rows, numbers
 from ingot.core.dtypes import DTYPES
-from ingot.formats.gguf.carry import MAX_NAME, MAX_RANK
+from ingot.formats.gguf.carry import MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
 from ingot.formats.gguf.types import BLOCKED, DENSE
 from ingot.model.layouts.ggml import TYPES
@@ -89,7 +89,7 @@ def _checked(columns: Sequence[Column], cursor: Cursor, alignments: Sequence[int
 
 def _are_names(names: Sequence[str]) -> bool:
     together = "".join(names)
-    return together.isascii() and "\0" not in together and max(map(len, names), default=0) <= MAX_NAME
+    return together.isascii() and "\0" not in together
 
 
 def _nbytes(shapes: Column, types: Column) -> Array | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from math import isnan
 from struct import Struct, pack
@@ -16,6 +17,10 @@ from ingot.formats.gguf.types import VALUES
 
 ABOUT = "ingot.gguf"
 """Key of the metadata under which the types of the others are kept, for whoever writes them again."""
+
+RAW = "raw"
+"""Key in ``ingot.gguf``: the bytes of strings that are not UTF-8, base64 by key and index in an array."""
+RawStrings = Mapping[str, Mapping[int, bytes]]
 
 NUMBER, COUNT, TENSORS = SPLIT = ("split.no", "split.count", "split.tensors.count")
 ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = "general.alignment", 32, 1 << 20
@@ -45,7 +50,8 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
         ``gguf.metadata``: a key without letters or with a NUL, text that has no UTF-8 form, an alignment that is no
         power of two up to ``MAX_ALIGNMENT``.
     """
-    known = _types_of(values.get(ABOUT))
+    about = _about(values)
+    known = _mapping(about.get("types"))
     found: dict[str, Any] = {}
     types: dict[str, str] = {}
     for key, value in values.items():
@@ -59,31 +65,67 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     alignment = found.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if types.get(ALIGNMENT, "u32") != "u32" or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise _refuse(f"{ALIGNMENT} to be a power of two up to {MAX_ALIGNMENT}", alignment)
-    return {**found, ABOUT: {"version": VERSION, "big_endian": False, "types": types}}
+    raw = _raw_strings(_mapping(about.get(RAW)), found)
+    return {**found, ABOUT: describe(VERSION, big_endian=False, types=types, raw=raw)}
+
+
+def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: RawStrings) -> dict[str, Any]:
+    """Return the value of ``ingot.gguf``; ``raw`` are the bytes of strings that are not UTF-8, by key and index."""
+    about = {"version": version, "big_endian": big_endian, "types": types}
+    texts = {
+        key: {str(index): b64encode(data).decode() for index, data in strings.items()} for key, strings in raw.items()
+    }
+    return {**about, RAW: texts} if texts else about
 
 
 def with_values(metadata: Mapping[str, Any], more: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Return metadata as ``carried`` makes them with further values: keys to types and values."""
     types = {**metadata[ABOUT]["types"], **{key: kind for key, (kind, _) in more.items()}}
     values = {key: value for key, (_, value) in more.items()}
-    return {**metadata, **values, ABOUT: {**metadata[ABOUT], "types": types}}
+    raw = {key: strings for key, strings in metadata[ABOUT].get(RAW, {}).items() if key not in more}
+    about = {**metadata[ABOUT], "types": types}
+    return {**metadata, **values, ABOUT: {**about, RAW: raw} if RAW in about else about}
 
 
 def encoded(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
     """Return the number of pairs, and the pairs as a file has them; of metadata as ``carried`` makes them."""
-    types = metadata[ABOUT]["types"]
-    pairs = [_string(key) + _value(types[key], value) for key, value in metadata.items() if key != ABOUT]
+    types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
+    pairs = [
+        _string(key.encode()) + _value(types[key], value, raw.get(key, {}))
+        for key, value in metadata.items()
+        if key != ABOUT
+    ]
     return len(pairs), b"".join(pairs)
 
 
-def _types_of(about: Any) -> Mapping[str, Any]:
+def _about(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    about = values.get(ABOUT)
     if isinstance(about, str):  # a container that keeps only text
         try:
             about = json.loads(about)
         except (ValueError, RecursionError):
             return {}
-    types = about.get("types") if isinstance(about, Mapping) else None
-    return types if isinstance(types, Mapping) else {}
+    return _mapping(about)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, dict[int, bytes]]:
+    """Return the bytes that ``ingot.gguf`` keeps of strings, of those that still read as the text in ``values``."""
+    raw: dict[str, dict[int, bytes]] = {}
+    for key, strings in stored.items():
+        texts = _listed(values.get(key, []))
+        for index, text in _mapping(strings).items():
+            position = int(index) if index.isascii() and index.isdigit() and len(index) < 12 else len(texts)
+            try:
+                data = b64decode(text, validate=True)
+            except (TypeError, ValueError):
+                continue
+            if position < len(texts) and texts[position] == data.decode(errors="replace"):
+                raw.setdefault(key, {})[position] = data
+    return raw
 
 
 def _typed(value: Any, kind: Any) -> tuple[str, Any]:
@@ -157,27 +199,29 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and isnan(value)
 
 
-def _value(kind: str, value: Any) -> bytes:
+def _value(kind: str, value: Any, raw: Mapping[int, bytes]) -> bytes:
     if not kind.startswith(_ARRAYS):
-        return pack("<I", _NUMBERS[kind]) + _single(kind, value)
+        data = _strings([value], raw) if kind == "string" else _number(kind, value)
+        return pack("<I", _NUMBERS[kind]) + data
     element = kind.removeprefix(_ARRAYS)
-    data = b"".join(map(_string, value)) if element == "string" else np.array(value, f"<{NUMPY[element]}").tobytes()
+    data = _strings(value, raw) if element == "string" else np.array(value, f"<{NUMPY[element]}").tobytes()
     return pack("<IIQ", _ARRAY, _NUMBERS[element], len(value)) + data
 
 
-def _single(kind: str, value: Any) -> bytes:
-    if kind == "string":
-        return _string(value)
+def _number(kind: str, value: Any) -> bytes:
     return Struct("<?" if kind == "bool" else f"<{STRUCT[kind]}").pack(value)
 
 
-def _string(text: str) -> bytes:
-    data = text.encode()
+def _strings(texts: Sequence[str], raw: Mapping[int, bytes]) -> bytes:
+    return b"".join(_string(raw[index] if index in raw else text.encode()) for index, text in enumerate(texts))
+
+
+def _string(data: bytes) -> bytes:
     return pack("<Q", len(data)) + data
 
 
 def _listed(value: Any) -> Sequence[str]:
-    return [value] if isinstance(value, str) else value
+    return value if isinstance(value, list) else [value]
 
 
 def is_text(text: str) -> bool:

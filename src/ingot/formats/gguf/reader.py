@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
+from ingot.formats.gguf.carry import MAX_NAME
 from ingot.formats.gguf.header import Header, parse
 from ingot.formats.gguf.infos import Entry
-from ingot.formats.gguf.metadata import ABOUT, ALIGNMENT, COUNT, DEFAULT_ALIGNMENT, NUMBER, SPLIT, TENSORS
+from ingot.formats.gguf.metadata import ABOUT, ALIGNMENT, COUNT, DEFAULT_ALIGNMENT, NUMBER, SPLIT, TENSORS, describe
 from ingot.formats.gguf.swapped import SwappedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -133,9 +134,9 @@ def _require_distinct(files: Sequence[File]) -> None:
 
 
 def _catalog(files: Sequence[File]) -> Catalog:
-    metadata, types = _metadata(files)
+    metadata, types, raw = _metadata(files)
     first = files[0].header
-    about = {"version": first.version, "big_endian": first.big_endian, "types": types}
+    about = describe(first.version, big_endian=first.big_endian, types=types, raw=raw)
     notes = [note for file in files for note in _notes(file)]
     remarks = [remark for file in files for remark in _remarks(file)]
     return Catalog(
@@ -155,6 +156,13 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
             f"{file.name} states {ALIGNMENT} {stated}, its tensors lie at multiples of 32, as llama-quantize writes"
         )
         yield "gguf.alignment-ignored", message
+    long_names = [name for name in file.header.entries if len(name.encode()) > MAX_NAME]
+    if long_names:
+        message = (
+            f"{len(long_names)} tensors of {file.name} have names of more than {MAX_NAME} bytes, which llama.cpp does "
+            f"not read; the first is {long_names[0][:200]!r}"
+        )
+        yield "gguf.long-name", message
 
 
 def _remarks(file: File) -> Iterator[tuple[str, str]]:
@@ -164,17 +172,24 @@ def _remarks(file: File) -> Iterator[tuple[str, str]]:
         yield "gguf.trailing", f"{behind} bytes follow the last tensor in {file.name}"
 
 
-def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metadata of all files as that of one: the first file's value where they differ, none on the split."""
+def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str], dict[str, Mapping[int, bytes]]]:
+    """Return metadata, types and raw strings of all files as those of one file, without the keys of a split.
+
+    If files differ, the first file's value counts.
+    """
     metadata: dict[str, Any] = {}
     types: dict[str, str] = {}
+    raw: dict[str, Mapping[int, bytes]] = {}
     for file in reversed(files):
         metadata.update(file.header.metadata)
         types.update(file.header.types)
+        raw = {key: strings for key, strings in raw.items() if key not in file.header.metadata}
+        raw.update(file.header.raw_strings)
     for key in SPLIT:
         metadata.pop(key, None)
         types.pop(key, None)
-    return metadata, types
+        raw.pop(key, None)
+    return metadata, types, raw
 
 
 def _tensors(files: Sequence[File]) -> Mapping[str, Tensor]:

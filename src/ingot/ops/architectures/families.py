@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 _ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION = (*_QKV, "self_attn.o_proj")
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _SHARED = tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
@@ -38,8 +39,14 @@ class Family:
         Modules of a layer, as transformers has them; ``ends`` those outside, ``block`` what a layer's number follows.
     heads : tuple of str
         Those of ``ends`` that a model with a head has beside the model itself, whose tensors then begin with ``base``.
-    left_out : tuple of str
-        What tensors' names begin with that llama.cpp has no use for.
+    biased : tuple of str, optional
+        Modules with a bias in llama.cpp, which refuses a file with any other tensor; None: all.
+    tied : bool
+        llama.cpp has no head but the embedding.
+    classifier : mapping
+        Modules of a classifier over the first token, and the modules whose names in llama.cpp they take.
+    unused : tuple of str
+        Beginnings of names of tensors that llama.cpp's graph has no use for.
     spelled : mapping
         Tensors of a layer that do not end like others: their names with the ending that they have in llama.cpp.
     permuted : bool
@@ -59,12 +66,16 @@ class Family:
         Further GGUF keys behind the architecture's name, with their types and values.
     defaults : mapping
         Keys of ``config.json`` that this family needs and GGUF metadata do not state: what llama.cpp takes for granted.
-    equal : mapping
-        Such keys whose value is that of another key.
+    scalar : bool
+        ``config.json`` states what the scores of attention are divided by (``query_pre_attn_scalar``), GGUF does not.
     rope : mapping
         The same of the rotary embedding's parameters; None where there is no rotary embedding.
     rope_by_layer : bool
         Layers with a sliding window have rotary parameters of their own.
+    partial : bool
+        ``partial_rotary_factor`` counts, there and here; else all of a head is turned.
+    window : int
+        llama.cpp's graph has a sliding window: of so many layers the last sees all tokens. 0: every layer does.
     padded : bool
         Positions are counted from behind the padding token's id on: llama.cpp has no rows for those before.
     words : str
@@ -79,7 +90,10 @@ class Family:
     block: str = "model.layers"
     base: str = ""
     heads: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    biased: tuple[str, ...] | None = None
+    tied: bool = False
+    classifier: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     shifted: bool = False
@@ -90,9 +104,11 @@ class Family:
     keys: tuple[tuple[str, str, str], ...] = ()
     stated: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
-    equal: Mapping[str, str] = field(default_factory=dict)
+    scalar: bool = False
     rope: Mapping[str, object] | None = field(default_factory=dict)
     rope_by_layer: bool = False
+    partial: bool = False
+    window: int = 0
     padded: bool = False
     words: str = ""
 
@@ -100,7 +116,6 @@ class Family:
 _QWEN_EXPERTS = Experts("mlp.experts", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
 _SILU = {"hidden_act": "silu"}
 _SPARSE = {**_SILU, "decoder_sparse_step": 1, "mlp_only_layers": []}
-_SCALAR = {"query_pre_attn_scalar": "head_dim"}
 _OSS_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
 _LATENT = tuple(
     f"self_attn.{part}"
@@ -122,6 +137,7 @@ _LATENT_KEYS = (
     ("topk_group", "expert_group_used_count", "u32"),
 )
 _ROBERTA_HEADS = ("classifier.dense", "classifier.out_proj")
+_BERT_CLASSIFIER = {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}
 _SOFTMAX, _SIGMOID = 1, 2
 """llama.cpp's numbers of what chooses experts."""
 _BERT_LAYER = (
@@ -141,6 +157,7 @@ def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapp
         (*_NORMS, *_LATENT, *_MLP, *_SHARED_EXPERTS, "mlp.gate", *layer),
         spelled=_CORRECTION,
         latent=True,
+        biased=("mlp.gate.e_score_correction",),
         experts=_QWEN_EXPERTS,
         expert_count="n_routed_experts",
         keys=_LATENT_KEYS,
@@ -149,8 +166,10 @@ def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapp
     )
 
 
-def _encoder(kind: str, model_class: str, heads: tuple[str, ...], words: str = "") -> Family:
-    """BERT and those whose positions begin behind a padding token, which their tokenizers' names there tell."""
+def _encoder(
+    kind: str, model_class: str, heads: tuple[str, ...], classifier: Mapping[str, str] = {}, words: str = ""
+) -> Family:
+    """Return BERT, or a family whose positions begin behind a padding token; the tokenizer's name tells which."""
     return Family(
         kind,
         model_class,
@@ -160,7 +179,8 @@ def _encoder(kind: str, model_class: str, heads: tuple[str, ...], words: str = "
         "encoder.layer",
         base="roberta." if words else "bert.",
         heads=heads,
-        left_out=("pooler.", "lm_head." if words else "cls."),
+        classifier=classifier,
+        unused=("pooler.",),
         keys=(
             ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
             ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
@@ -176,48 +196,71 @@ def _encoder(kind: str, model_class: str, heads: tuple[str, ...], words: str = "
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
-        Family("llama", "LlamaForCausalLM", "llama", permuted=True, defaults=_SILU),
-        Family("mistral", "MistralForCausalLM", "llama", permuted=True, defaults=_SILU),
+        Family("llama", "LlamaForCausalLM", "llama", permuted=True, biased=(*_ATTENTION, *_MLP), defaults=_SILU),
+        Family("mistral", "MistralForCausalLM", "llama", permuted=True, biased=(*_ATTENTION, *_MLP), defaults=_SILU),
         Family(
             "mixtral",
             "MixtralForCausalLM",
             "llama",
             (*_NORMS, *_ATTENTION, "block_sparse_moe.gate"),
             permuted=True,
+            biased=_ATTENTION,
             experts=Experts("block_sparse_moe.experts", {"w1": "gate", "w2": "down", "w3": "up"}),
             expert_count="num_local_experts",
             defaults=_SILU,
         ),
-        Family("qwen2", "Qwen2ForCausalLM", "qwen2", defaults=_SILU),
+        Family("qwen2", "Qwen2ForCausalLM", "qwen2", biased=(*_QKV, "lm_head"), defaults=_SILU),
         Family(
             "qwen2_moe",
             "Qwen2MoeForCausalLM",
             "qwen2moe",
             (*_NORMS, *_ATTENTION, "mlp.gate", "mlp.shared_expert_gate", *_SHARED),
+            biased=_QKV,
             experts=_QWEN_EXPERTS,
             defaults={**_SPARSE, "norm_topk_prob": False},
         ),
-        Family("qwen3", "Qwen3ForCausalLM", "qwen3", (*_DENSE, *_HEAD_NORMS), defaults=_SILU),
+        Family("qwen3", "Qwen3ForCausalLM", "qwen3", (*_DENSE, *_HEAD_NORMS), biased=_QKV, defaults=_SILU),
         Family(
             "qwen3_moe",
             "Qwen3MoeForCausalLM",
             "qwen3moe",
             (*_NORMS, *_ATTENTION, *_HEAD_NORMS, "mlp.gate"),
+            biased=_QKV,
             experts=_QWEN_EXPERTS,
             defaults={**_SPARSE, "norm_topk_prob": True},
         ),
-        Family("gemma", "GemmaForCausalLM", "gemma", shifted=True),
-        Family("gemma2", "Gemma2ForCausalLM", "gemma2", _FOUR_NORMS, shifted=True, equal=_SCALAR),
+        Family("gemma", "GemmaForCausalLM", "gemma", biased=_QKV, tied=True, shifted=True),
+        Family(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            "gemma2",
+            _FOUR_NORMS,
+            biased=_QKV,
+            tied=True,
+            shifted=True,
+            scalar=True,
+            window=2,
+        ),
         Family(
             "gemma3_text",
             "Gemma3ForCausalLM",
             "gemma3",
             (*_FOUR_NORMS, *_HEAD_NORMS),
+            biased=_QKV,
             shifted=True,
-            equal=_SCALAR,
+            scalar=True,
             rope_by_layer=True,
+            window=6,
         ),
-        Family("phi3", "Phi3ForCausalLM", "phi3", _FUSED, defaults=_SILU),
+        Family(
+            "phi3",
+            "Phi3ForCausalLM",
+            "phi3",
+            _FUSED,
+            biased=("self_attn.qkv_proj",),
+            defaults=_SILU,
+            partial=True,
+        ),
         Family("starcoder2", "Starcoder2ForCausalLM", "starcoder2", (*_NORMS, *_ATTENTION, "mlp.c_fc", "mlp.c_proj")),
         Family(
             "gpt_oss",
@@ -225,6 +268,7 @@ FAMILIES: Mapping[str, Family] = {
             "gpt-oss",
             (*_NORMS, *_ATTENTION, "self_attn.sinks", "mlp.router", *_OSS_EXPERTS),
             spelled={"self_attn.sinks": "self_attn.sinks.weight"},
+            biased=(*_ATTENTION, "mlp.router", *_OSS_EXPERTS),
             interleaved=True,
             expert_count="num_local_experts",
             keys=(
@@ -233,12 +277,13 @@ FAMILIES: Mapping[str, Family] = {
             ),
             defaults={**_SILU, "attention_bias": True},
             rope={"truncate": False},
+            window=2,
         ),
         _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
         _deepseek(2, _SOFTMAX, more={"topk_method": None}),
         _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, words="gpt2"),
         _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, words="t5"),
-        _encoder("bert", "BertModel", ("classifier",)),
+        _encoder("bert", "BertModel", ("classifier",), _BERT_CLASSIFIER),
     )
 }  # fmt: skip
 """By transformers' model type. Of those of one llama.cpp architecture the first is what a GGUF file is taken for."""
@@ -254,3 +299,11 @@ def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
         if said and (arch != "llama" or (family.experts is not None) == experts):
             return family
     return None
+
+
+def classifies(family: Family, names: Container[str]) -> bool:
+    """Return whether tensors of all modules of the family's classifier are among transformers' names."""
+    modules = family.classifier
+    return bool(modules) and all(
+        f"{family.base}{module}.weight" in names or f"{module}.weight" in names for module in modules
+    )

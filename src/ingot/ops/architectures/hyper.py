@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
-from ingot.ops.architectures import rotary
+from ingot.ops.architectures import pooling, rotary, settings
 from ingot.ops.architectures.families import Family
 from ingot.ops.architectures.keys import Typed
 from ingot.ops.architectures.numbers import head_size, heads, integer, is_number, number, same, short, wrong
@@ -29,8 +30,16 @@ _KEYS = (
     ("attn_logit_softcapping", "attn_logit_softcapping", "f32"),
     ("final_logit_softcapping", "final_logit_softcapping", "f32"),
 )
-_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+_OF_SOME = {
+    "attn_logit_softcapping": ("gemma2",),
+    "final_logit_softcapping": ("gemma2", "gemma3"),
+    "sliding_window": (),
+}
+"""Keys that llama.cpp reads for some architectures alone; ``settings`` states what becomes of the sliding window."""
+_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+_EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_Q_RANK = "q_lora_rank"
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _GROUPS, _METHOD, _GREEDY, _IN_GROUPS = ("n_group", "topk_group"), "topk_method", "greedy", "group_limited_greedy"
@@ -39,36 +48,65 @@ _ROBERTA_PADDING, _MOST_PADDING = 1, 1 << 12
 _ID_KEY = "tokenizer.ggml.{}_token_id"
 
 
-def to_metadata(config: Mapping[str, Any], family: Family, *, parted: bool = True) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata with their types, and what of the hyperparameters llama.cpp has no key for.
+def to_metadata(
+    config: Mapping[str, Any], family: Family, names: Collection[str], *, parted: bool = True
+) -> tuple[Typed, list[str]]:
+    """Return GGUF metadata with their types, and what of the hyperparameters llama.cpp does not compute.
 
-    ``parted``: keys and values of a latent vector have matrices of their own. Raises ``UnsupportedError``
-    ``architecture.config``: a number that every model has is missing or none.
+    Parameters
+    ----------
+    config : mapping
+    family : Family
+    names : collection of str
+        Transformers' names of the tensors.
+    parted : bool
+        Keys and values of a latent vector have matrices of their own.
+
+    Raises
+    ------
+    UnsupportedError
+        ``architecture.config``: a number that every model has is missing or none; attention in both directions, which
+        is another architecture.
     """
     for key in _NEEDED:
         integer(config, key)
+    if not any(is_number(config.get(key)) for key in _EPSILONS):
+        raise wrong(_EPSILONS[0], "a number", None)
+    _require_one_direction(config, family)
     found: Typed = {"general.architecture": ("string", family.arch), "general.type": ("string", "model")}
     config = _as_spelled(config, family)
     if family.experts:
         integer(config, family.expert_count)
+    carried = set()
     for name, (key, kind) in _keys(family).items():
         if config.get(key) is not None:
             found[name] = (kind, number(config, key, kind))
-    if family.padded and "max_position_embeddings" in config:
+            carried |= {key} if family.arch in _OF_SOME.get(key, (family.arch,)) else set()
+    if family.padded:
         positions = integer(config, "max_position_embeddings") - positions_before(config)
         length = integer({"max_position_embeddings": positions}, "max_position_embeddings")
         found[f"{family.arch}.context_length"] = ("u32", length)
+    if config.get("is_causal") is False:
+        found[f"{family.arch}.attention.causal"] = ("bool", False)
     found |= {f"{family.arch}.{name}": (kind, value) for name, (kind, value) in family.stated.items()}
+    if family.latent and config.get(_Q_RANK) is None:
+        found[f"{family.arch}.attention.{_Q_RANK}"] = ("u32", 0)  # which llama.cpp takes for none, and misses
     sizes = _latent_sizes(config, parted=parted) if family.latent else _head_sizes(config, family)
     found |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items()}
     turning, lost = ({}, list[str]()) if family.rope is None else rotary.to_metadata(config, family)
     found |= turning
-    for key, name in _IDS.items():
-        value = config.get(key)
-        first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, int) and not isinstance(first, bool) and 0 <= first < 2**32:
-            found[_ID_KEY.format(name)] = ("u32", first)
-    return found, [*lost, *_taken_otherwise(config, family)]
+    carried |= set(_LATENT) if family.latent else set()
+    return found, [*lost, *settings.unsupported(config, family, carried, names)]
+
+
+def _require_one_direction(config: Mapping[str, Any], family: Family) -> None:
+    """Refuse Gemma whose tokens see those after them: an architecture of its own in llama.cpp."""
+    if config.get("use_bidirectional_attention") is True:
+        raise UnsupportedError(
+            f"{family.model_type} with use_bidirectional_attention is another architecture of llama.cpp "
+            "(gemma-embedding), which Ingot does not translate; --keep-names leaves the tensors as they are",
+            rule="architecture.unknown",
+        )
 
 
 def positions_before(config: Mapping[str, Any]) -> int:
@@ -92,6 +130,13 @@ def _keys(family: Family) -> dict[str, tuple[str, str]]:
     }
 
 
+def read_keys(family: Family) -> frozenset[str]:
+    """Return the GGUF keys that ``to_config`` and ``pooling`` read, and those that only repeat what others say."""
+    heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
+    others = ["attention.causal", pooling.KEY, pooling.LABELS, "rope.scaling.finetuned", *rotary.READ, *heads]
+    return frozenset((*_keys(family), *(f"{family.arch}.{name}" for name in (*others, *family.stated))))
+
+
 def _as_spelled(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the keys as the family's first models have them, and none that are not looked at."""
     found = dict(config)
@@ -107,7 +152,7 @@ def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     if family.rope is None:
         return {}
     size = head_size(config)
-    return dict(zip(_HEAD, (size, size, rotary.turned(config)), strict=True))
+    return dict(zip(_HEAD, (size, size, rotary.turned(config) if family.partial else size), strict=True))
 
 
 def _latent_sizes(config: Mapping[str, Any], *, parted: bool) -> dict[str, int]:
@@ -124,16 +169,6 @@ def _latent_sizes(config: Mapping[str, Any], *, parted: bool) -> dict[str, int]:
     return {**sizes, "attention.head_count_kv": 1, _HEAD[0]: rank + rope, _HEAD[1]: rank, **own}
 
 
-def _taken_otherwise(config: Mapping[str, Any], family: Family) -> list[str]:
-    """Return the keys whose values are others than those that llama.cpp takes for granted."""
-    granted = {**family.defaults, **{key: config.get(other) for key, other in family.equal.items()}}
-    return [
-        f"{key} {config[key]!r:.40}, which llama.cpp takes for {value!r:.40}"
-        for key, value in granted.items()
-        if config.get(key) is not None and value is not None and config[key] != value
-    ]
-
-
 def to_config(
     metadata: Mapping[str, Any], family: Family, names: Collection[str], factors: Mapping[str, Array]
 ) -> dict[str, Any]:
@@ -147,24 +182,37 @@ def to_config(
             found[key] = short(value) if kind == "f32" else value
     if family.latent:
         found |= _latent_of(metadata, family, found)
+        found[_Q_RANK] = found.get(_Q_RANK) or None
     elif is_number(metadata.get(f"{arch}.{_HEAD[0]}")):
         found["head_dim"] = metadata[f"{arch}.{_HEAD[0]}"]
-    found |= {key: found[other] for key, other in family.equal.items() if other in found}
+    if family.scalar and "head_dim" in found:
+        found["query_pre_attn_scalar"] = settings.attention_scalar(found, family)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in found and isinstance(tokens, list):
         found["vocab_size"] = len(tokens)
     if family.rope is not None:
         found |= rotary.to_config(metadata, family, factors, found)
-    for key, name in _IDS.items():
-        value = metadata.get(_ID_KEY.format(name))
-        if is_number(value):
-            found[key] = value
+    found |= _named(metadata, family)
     if family.padded and "max_position_embeddings" in found:
         found["max_position_embeddings"] += positions_before(found)
     found["tie_word_embeddings"] = "lm_head.weight" not in names
+    if any(name.endswith("self_attn.q_proj.bias") for name in names) or family.model_type == "llama":
+        found["attention_bias"] = any(name.endswith("self_attn.q_proj.bias") for name in names)
     if family.model_type == "llama":
-        found["attention_bias"] = any(name.endswith("self_attn.o_proj.bias") for name in names)
         found["mlp_bias"] = any(name.endswith("mlp.down_proj.bias") for name in names)
+    return found
+
+
+def _named(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return ids of special tokens, labels of a classifier, and whether a token sees those after it."""
+    ids = {key: metadata.get(_ID_KEY.format(name)) for key, name in _IDS.items()}
+    found = {key: value for key, value in ids.items() if is_number(value)}
+    if family.rope is not None and metadata.get(f"{family.arch}.attention.causal") is False:
+        found["is_causal"] = False
+    labels = metadata.get(f"{family.arch}.{pooling.LABELS}")
+    if isinstance(labels, list):
+        found["id2label"] = {str(number): str(label) for number, label in enumerate(labels)}
+        found["architectures"] = [f"{family.model_class.removesuffix('Model')}ForSequenceClassification"]
     return found
 
 
@@ -197,7 +245,8 @@ def merged(stated: Mapping[str, Any], read: Mapping[str, Any], family: Family) -
     The rotary embedding is stated in one of two ways; where its numbers are the same, it stays as it is.
     """
     found, changed = dict(stated), list[str]()
-    granted = {*family.defaults, *family.equal} - {key for key, _ in _keys(family).values()}
+    granted = {*family.defaults, *(["query_pre_attn_scalar"] if family.scalar else [])}
+    granted -= {key for key, _ in _keys(family).values()}
     same_rope = rotary.agrees(stated, read)
     for key, value in read.items():
         if key in ("rope_theta", "rope_parameters", "original_max_position_embeddings") and same_rope:

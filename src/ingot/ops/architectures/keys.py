@@ -5,43 +5,50 @@ Types are llama.cpp's (``llama-vocab.cpp``), which are SentencePiece's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Typed = dict[str, tuple[str, Any]]
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 MODEL, PRE, TOKENS, TYPES = (f"tokenizer.ggml.{key}" for key in ("model", "pre", "tokens", "token_type"))
-SCORES, MERGES, ADD_BOS, ADD_EOS = (
-    f"tokenizer.ggml.{key}" for key in ("scores", "merges", "add_bos_token", "add_eos_token")
+SCORES, MERGES, ADD_BOS, ADD_EOS, ADD_SEP = (
+    f"tokenizer.ggml.{key}" for key in ("scores", "merges", "add_bos_token", "add_eos_token", "add_sep_token")
 )
+ADD = {"bos": ADD_BOS, "eos": ADD_EOS, "sep": ADD_SEP}
+NO_VOCABULARY = "none"
+NO_VOCABULARIES = (NO_VOCABULARY, "no_vocab")
+"""What ``tokenizer.ggml.model`` says of a file without a tokenizer."""
 TEMPLATE, ID = "tokenizer.chat_template", "tokenizer.ggml.{}_token_id"
 BPE, SPM = "gpt2", "llama"
 MOST = 1 << 22  # tokens
-IDS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep": "seperator", "mask": "mask"}
-"""Of ``tokenizer_config.json``, of llama.cpp, whose spelling this is."""
+IDS = {
+    "bos": "bos",
+    "eos": "eos",
+    "pad": "padding",
+    "unk": "unknown",
+    "sep": "seperator",
+    "mask": "mask",
+    "eot": "eot",
+    "eom": "eom",
+}
+"""Roles of special tokens, and llama.cpp's names for them, whose spelling this is."""
+
+READ = frozenset(
+    (
+        *(MODEL, PRE, TOKENS, TYPES, SCORES, MERGES, TEMPLATE, TEMPLATE + "s", *ADD.values()),
+        *(ID.format(IDS[role]) for role in ("bos", "eos", "pad", "unk", "sep", "mask")),
+        *("tokenizer.ggml.token_type_count", "tokenizer.ggml.precompiled_charsmap"),
+        *("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces"),
+    )
+)
+"""Keys of a tokenizer that ``tokenizer.json`` and ``tokenizer_config.json`` are made of; templates with a name too."""
 
 
 def text_of(token: Any) -> str | None:
     """Return the text of a token, which files have plainly or with what else is known of it."""
     found = token.get("content") if isinstance(token, Mapping) else token
     return found if isinstance(found, str) else None
-
-
-def settings_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens that ``tokenizer_config.json`` names."""
-    texts = {key: text_of(settings.get(f"{key}_token")) for key in (*IDS, "cls")}
-    return {key: text for key, text in texts.items() if text is not None}
-
-
-def ids_of(tokens: Mapping[str, str], names: Mapping[str, str], texts: Sequence[str]) -> Typed:
-    """Return the ids of special tokens under GGUF's keys, of those that are among ``texts``."""
-    place = {text: number for number, text in reversed(list(enumerate(texts)))}
-    return {
-        ID.format(name): ("u32", place[tokens[key]])
-        for key, name in names.items()
-        if key in tokens and tokens[key] in place
-    }
 
 
 def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[int, str, bool]]:

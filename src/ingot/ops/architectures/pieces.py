@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from ingot.ops.architectures.keys import Typed
+from ingot.ops.architectures.keys import UNUSED, Typed
+from ingot.ops.architectures.vocabulary import PAD_SCORE
 
 WPM, UGM = "bert", "t5"
 WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
@@ -67,10 +68,11 @@ def wordpiece(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str
     }  # fmt: skip
 
 
-def unigram_to(tokenizer: Mapping[str, Any], count: int) -> tuple[Typed, list[str]]:
-    """Return the metadata of a Unigram beside its tokens, and what of it llama.cpp has no word for."""
+def unigram_to(tokenizer: Mapping[str, Any], types: Sequence[int]) -> tuple[Typed, list[str]]:
+    """Return the metadata of a Unigram beside its tokens of these types, and what of it llama.cpp has no word for."""
     pieces, lost = tokenizer["model"]["vocab"], list[str]()
-    scores = [float(score) for _, score in pieces] + [0.0] * (count - len(pieces))
+    scores = [float(score) for _, score in pieces[: len(types)]]
+    scores += [PAD_SCORE if kind == UNUSED else 0.0 for kind in types[len(scores) :]]
     found: Typed = {"tokenizer.ggml.scores": ("array:f32", scores)}
     steps, table, spaces = steps_of(tokenizer.get("normalizer"), "normalizers"), None, False
     for step in steps:

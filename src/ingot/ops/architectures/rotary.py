@@ -5,7 +5,7 @@ Formulas are those of transformers' ``modeling_rope_utils.py``; llama.cpp's tens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import log, sqrt
 from typing import Any
 
@@ -28,6 +28,8 @@ _THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION = (
     "rope.scaling.attn_factor",
 )
 _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
+"""GGUF's keys behind the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
 _LOG_UNIT = 0.1  # llama.cpp has mscale_all_dim times the factor of YaRN's logarithm
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -38,6 +40,18 @@ _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 _LONGROPE, _LONGROPES = "longrope", ("longrope", "su")
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
 _LONG_ARCH = "phi3"  # that of llama.cpp whose LongRoPE is carried
+_THETA_OF_MOST = 10000.0
+_THETAS = {"mixtral": 1000000.0, "gemma3_text": 1000000.0, "gpt_oss": 150000.0}
+"""What transformers takes for ``rope_theta`` if a config states none, by model type."""
+_KEYS = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"),
+        *("long_factor", "short_factor", "original_max_position_embeddings", "max_position_embeddings"),
+        *("attention_factor", "truncate", "finetuned", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        *("full_attention", "sliding_attention"),
+    )
+)
+"""Parameters that the functions below read."""
 _LENGTH, _MOST, _SHARE = "original_max_position_embeddings", "max_position_embeddings", "partial_rotary_factor"
 _PHI3_LENGTH = 4096  # where Phi-3's config.json states none
 
@@ -53,6 +67,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(found[_FULL])
     if "rope_theta" in config:
         found.setdefault("rope_theta", config["rope_theta"])
+    found.setdefault("rope_theta", _THETAS.get(str(config.get("model_type")), _THETA_OF_MOST))
     if _SHARE in config:
         found.setdefault(_SHARE, config[_SHARE])
     found.setdefault("rope_type", found.get("type", "default"))
@@ -121,21 +136,34 @@ def _rope_to(config: Mapping[str, Any], family: Family, found: Typed) -> list[st
         found[f"{family.arch}.{_SCALING}"] = ("string", _LONGROPE)
         found[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
         found |= _floats(family, {_ATTENTION: _attention(config, rope)})
+    lost = [*_unread(config, rope, family)]
     if kind == "default" or made:
-        return []
+        return lost
     if kind not in _SCALINGS or not isinstance(rope.get("factor"), int | float):
-        return [f"rope_type {str(kind)[:40]}"]
+        return [*lost, f"rope_type {str(kind)[:40]}"]
     found[f"{family.arch}.{_SCALING}"] = ("string", _SCALINGS[kind])
     found[f"{family.arch}.{_FACTOR}"] = ("f32", float(rope["factor"]))
     if isinstance(rope.get(_LENGTH), int):
         found[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
     scaled = _LOG_UNIT * every if isinstance(every, int | float) else None
     found |= _floats(family, {**{name: rope.get(key) for key, name in _BETAS.items()}, _LOG: scaled})
-    lost = [
+    lost += [
         f"rope_parameters {key}" for key in ("attention_factor", "truncate")
         if rope.get(key) is not None and rope[key] != (family.rope or {}).get(key, key == "truncate")
     ]  # fmt: skip
     return [*lost, "rope_parameters mscale"] if mscale != every else lost
+
+
+def _unread(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
+    """Yield parameters of every scaling that llama.cpp does not read or this family's graph does not compute."""
+    share = rope.get(_SHARE)
+    if share not in (None, 1.0) and not family.partial and not family.latent:
+        yield f"{_SHARE} {share!r:.40}"
+    if _sliding_rope(config).get("rope_type", "default") != "default":
+        yield f"rope_parameters of {_SLIDING}"
+    yield from (
+        f"rope_parameters {str(key)[:40]}" for key, value in rope.items() if key not in _KEYS and value is not None
+    )
 
 
 def _floats(family: Family, values: Mapping[str, Any]) -> Typed:

@@ -16,6 +16,7 @@ from ingot.core.wire import FIXED32, Field, Node, Rules
 from ingot.ops.architectures import keys
 from ingot.ops.architectures.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Typed
 from ingot.ops.architectures.pieces import BYTES_LOST, CHARSMAP, PREFIX, SPACE, SPACES, UGM
+from ingot.ops.architectures.vocabulary import PAD_SCORE, Vocabulary, lay_out
 
 RULE = "architecture.companion"
 _RULES = Rules(RULE, RULE, RULE, RULE)
@@ -175,19 +176,23 @@ def as_fairseq(found: SentencePieces) -> SentencePieces:
 
 
 def to_metadata(
-    found: SentencePieces, settings: Mapping[str, Any], added: Mapping[str, Any], size: int
-) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata of a trained model, and what of it llama.cpp has no word for.
+    found: SentencePieces, settings: Mapping[str, Any], added: Mapping[str, Any], rows: int = 0
+) -> Vocabulary:
+    """Return a trained model's vocabulary; special tokens are found by ``special_tokens``.
 
     Parameters
     ----------
     found : SentencePieces
     settings, added : mapping
         ``tokenizer_config.json`` and ``added_tokens.json``.
-    size : int
-        Rows of the embedding; ids without a token are filled up. 0 where that is not known.
+    rows : int
+        Rows of the embedding; 0 if that is not known.
+
+    Raises
+    ------
+    UnsupportedError
+        ``architecture.tokens``.
     """
-    lost = list(found.lost)
     tokens = dict(enumerate(zip(found.texts, found.scores, found.types, strict=True)))
     for number, text, special in keys.added_tokens(settings, added):
         before = tokens.get(number, ("", 0.0, NORMAL))
@@ -195,46 +200,33 @@ def to_metadata(
         if before[0] == text and before[2] in (UNKNOWN, BYTE):
             continue
         tokens[number] = (text, before[1] if before[0] == text and before[2] == kind else _ADDED, kind)
-    count = size or 1 + max(tokens)
-    outside = sorted(number for number in tokens if not 0 <= number < count)
-    if count > keys.MOST or outside:
-        lost.append(f"{len(outside)} tokens without a row of the embedding")
-    filled = [tokens.get(number, (f"[PAD{number}]", _ADDED, UNUSED)) for number in range(min(count, keys.MOST))]
     # what users define is looked for in text as it is
-    texts = [text.replace(SPACE, " ") if kind == USER else text for text, _, kind in filled]
-    bos, eos = _around(found, settings)
+    spelled = {number: text.replace(SPACE, " ") if kind == USER else text for number, (text, _, kind) in tokens.items()}
+    texts, outside = lay_out(spelled, rows)
+    filled = [tokens.get(number, ("", PAD_SCORE, UNUSED)) for number in range(len(texts))]
     made: Typed = {
         keys.MODEL: ("string", UGM if found.unigram else keys.SPM),
         keys.PRE: ("string", "default"),
         keys.TOKENS: ("array:string", texts),
         keys.SCORES: ("array:f32", [score for _, score, _ in filled]),
         keys.TYPES: ("array:i32", [kind for *_, kind in filled]),
-        keys.ADD_BOS: ("bool", bos),
-        keys.ADD_EOS: ("bool", eos),
         PREFIX: ("bool", found.prefix),
     }
     if found.unigram:
         made[SPACES] = ("bool", found.squeezed)
         made |= {CHARSMAP: ("array:u8", list(found.table))} if found.table else {}
-    ids = {keys.IDS[key]: number for key, number in found.ids.items()}
-    made |= {keys.ID.format(name): ("u32", number) for name, number in ids.items()}
-    return made | keys.ids_of(keys.settings_tokens(settings), keys.IDS, [text for text, *_ in filled]), lost
+    return Vocabulary(made, list(found.lost), outside)
 
 
 def adds_bos(data: bytes, where: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether the tokenizer of a SentencePiece model puts BOS before a text; errors as ``read``."""
+    """Return whether transformers puts BOS before a text if no file says so; errors as ``read``."""
     model = read(data, where)
-    return model is not None and _around(model, settings)[0]
+    return model is not None and begins_and_ends(model, settings)[0]
 
 
-def _around(found: SentencePieces, settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether a text begins with a token and ends with one, as transformers takes it where nothing is said."""
+def begins_and_ends(found: SentencePieces, settings: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether transformers puts a token before each text and after it, if no file says so."""
     kind = str(settings.get("tokenizer_class"))
     sentences = found.unigram and kind.startswith("T5")
     both = found.unigram and kind.startswith("XLMRoberta")
-    stated = [settings.get(key) for key in ("add_bos_token", "add_eos_token")]
-    bos, eos = (
-        value if isinstance(value, bool) else default
-        for value, default in zip(stated, (not sentences, sentences or both), strict=True)
-    )
-    return bos and "bos" in found.ids, eos and "eos" in found.ids
+    return not sentences and "bos" in found.ids, (sentences or both) and "eos" in found.ids

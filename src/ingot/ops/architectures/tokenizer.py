@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from ingot.ops.architectures import pieces, pretokenizers
+from ingot.errors import UnsupportedError
+from ingot.formats.gguf.metadata import ABOUT, RAW
+from ingot.ops.architectures import chat_templates, pieces, pretokenizers, special_tokens
 from ingot.ops.architectures.keys import (
-    ADD_BOS,
-    ADD_EOS,
+    ADD,
     BPE,
     BYTE,
     CONTROL,
@@ -21,37 +22,41 @@ from ingot.ops.architectures.keys import (
     MERGES,
     MODEL,
     MOST,
+    NO_VOCABULARIES,
     NORMAL,
     PRE,
     SCORES,
     SPM,
-    TEMPLATE,
     TOKENS,
     TYPES,
     UNKNOWN,
     UNUSED,
     USER,
     Typed,
-    ids_of,
-    settings_tokens,
     stated_tokens,
-    text_of,
 )
 from ingot.ops.architectures.pieces import PREFIX, UNIGRAM, WORDPIECE
+from ingot.ops.architectures.vocabulary import PAD_SCORE, Vocabulary, lay_out
 
+RULE = "architecture.tokenizer"
+_OF_TEMPLATES, _LOST_ROLES = ("bos", "eos"), ("eot", "eom")
 _LONGEST = 256  # characters of a token that is taken for merged
-_BERT = {key: f"[{key.upper()}]" for key in ("cls", "sep", "unk", "pad", "mask")}
+_SPACE = chr(ord(" ") + 256)  # what a space within a merge becomes, as the package gguf writes it
 
 
-def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size: int) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata of a tokenizer, and what of it llama.cpp has no word for.
+def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
+    """Return the vocabulary of a ``tokenizer.json``; special tokens are found by ``special_tokens``.
 
     Parameters
     ----------
-    tokenizer, settings : mapping
-        ``tokenizer.json`` and ``tokenizer_config.json``.
-    size : int
-        Rows of the embedding; ids without a token are filled up.
+    tokenizer : mapping
+    rows : int
+        Rows of the embedding; 0 if that is not known.
+
+    Raises
+    ------
+    UnsupportedError
+        ``architecture.tokenizer``: a tokenizer that llama.cpp has no kind for; ``architecture.tokens``.
     """
     model = tokenizer.get("model")
     kind = model.get("type") if isinstance(model, Mapping) else None
@@ -61,88 +66,79 @@ def to_metadata(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], size:
     elif isinstance(vocab, Mapping) and kind in ("BPE", WORDPIECE):
         vocab = {number: text for text, number in vocab.items() if type(number) is int}
     else:
-        return {}, ["a tokenizer that is no BPE, WordPiece or Unigram"]
+        raise unsupported("it is no BPE, WordPiece or Unigram")
     assert isinstance(model, Mapping)
     merges = model.get("merges") or []
     if not isinstance(merges, list) or not all(_is_merge(merge) for merge in merges):
-        return {}, ["a tokenizer whose merges are no pairs of texts"]
-    added = [token for token in _listed(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
-    tokens = vocab | {token["id"]: token.get("content") for token in added if type(token.get("id")) is int}
-    count = max(size, 1 + max(tokens, default=-1))
-    if count > MOST or any(number < 0 or not isinstance(text, str) for number, text in tokens.items()):
-        return {}, ["a tokenizer with negative or too large ids, or with tokens that are no text"]
-    special = {
-        token["id"]: CONTROL if token.get("special") else USER for token in added if type(token.get("id")) is int
+        raise unsupported("its merges are no pairs of texts")
+    added = {
+        token["id"]: token
+        for token in _listed(tokenizer.get("added_tokens"))
+        if isinstance(token, Mapping) and type(token.get("id")) is int
     }
+    tokens = vocab | {number: token.get("content") for number, token in added.items()}
+    if any(not 0 <= number < MOST or not isinstance(text, str) for number, text in tokens.items()):
+        raise unsupported("it has negative or too large ids, or tokens that are no text")
+    special = {number: CONTROL if token.get("special") else USER for number, token in added.items()}
     if kind == UNIGRAM:
         special = {**special, **({model["unk_id"]: UNKNOWN} if type(model.get("unk_id")) is int else {})}
     bytewise = model.get("byte_fallback") is True
-    texts = [tokens.get(number, f"[PAD{number}]") for number in range(count)]
-    types = [_type(number, texts[number], tokens, special, model, bytewise=bytewise) for number in range(count)]
-    made, lost = _FORTH[str(kind)](tokenizer, settings, texts, types)
-    bos = text_of(settings.get("bos_token" if kind != WORDPIECE else "cls_token"))
-    bos = _BERT["cls"] if bos is None and kind == WORDPIECE else bos
-    before, after = _template(tokenizer)
-    if bos is None and len(before) == 1:  # no settings: the template alone states it
-        bos = before[0]
-        made |= ids_of({"bos": bos}, IDS, texts)
-    made[ADD_BOS] = ("bool", _adds(tokenizer, bos, settings))
-    eos = text_of(settings.get("eos_token"))
-    if kind == "BPE" and eos is not None and _adds(tokenizer, eos, {}, last=True):
-        made[ADD_EOS] = ("bool", True)
-    if len(before) > made[ADD_BOS][1]:
-        lost = [*lost, f"the tokens before each text {' '.join(before)[:80]}"]
-    if len(after) > made.get(ADD_EOS, ("bool", kind == WORDPIECE))[1]:
-        lost = [*lost, f"the tokens after each text {' '.join(after)[:80]}"]
-    if isinstance(settings.get("chat_template"), str):
-        made[TEMPLATE] = ("string", settings["chat_template"])
-    return {TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **made}, lost
+    texts, outside = lay_out(tokens, rows)
+    types = [_type(number, text, tokens, special, model, bytewise=bytewise) for number, text in enumerate(texts)]
+    typed, lost = _FORTH[str(kind)](tokenizer, texts, types)
+    return Vocabulary({TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **typed}, lost, outside)
 
 
-def _bpe_to(
-    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
-) -> tuple[Typed, list[str]]:
+def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Return ids of special tokens that a vocabulary names itself: Unigram the unknown token, WordPiece BERT's."""
+    model = tokenizer["model"]
+    if model["type"] == UNIGRAM:
+        unknown = model.get("unk_id")
+        return {"unk": unknown} if type(unknown) is int and 0 <= unknown < len(model["vocab"]) else {}
+    if model["type"] != WORDPIECE:
+        return {}
+    texts = {"bos": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
+    ids = {role: model["vocab"].get(text) for role, text in texts.items()}
+    return {role: number for role, number in ids.items() if type(number) is int and 0 <= number < MOST}
+
+
+def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
+    """Return the error of a tokenizer that GGUF metadata cannot hold."""
+    return UnsupportedError(
+        f"llama.cpp has no such tokenizer: {reason}; --no-tokenizer writes a file without one, for ids of tokens",
+        rule=RULE,
+        where=name,
+    )
+
+
+def _bpe_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
     model = tokenizer["model"]
     merges = [_pair(merge) for merge in _listed(model.get("merges"))]
     if model.get("byte_fallback") is True:
-        scores = ("array:f32", _scores(texts, merges))
+        scores = ("array:f32", _scores(texts, types, merges))
         prefix = ("bool", _prefixes(tokenizer))
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
-    around = _wraps(tokenizer.get("post_processor"))
     whole = model.get("ignore_merges") is True
     pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), whole=whole)
-    joined = ("array:string", [" ".join(pair) for pair in merges])
+    joined = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
     found: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
-    if around and pre == "gpt-2":
+    if _wraps(tokenizer.get("post_processor")) and pre == "gpt-2":
         found[PRE] = ("string", pretokenizers.ROBERTA)
-        found |= ids_of(settings_tokens(settings), IDS, texts)
     if pre is None:
         return found, ["a pre-tokenizer that llama.cpp has no name for"]
     return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole else []
 
 
-def _wordpiece_to(
-    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
-) -> tuple[Typed, list[str]]:
-    real = [text for text, kind in zip(texts, types, strict=True) if kind != UNUSED]
-    found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default")}
-    found[TOKENS] = ("array:string", [pieces.marked(text) for text in texts])
-    ids = {"cls": "bos", **{key: name for key, name in IDS.items() if key in _BERT}}
-    return found | ids_of({**_BERT, **settings_tokens(settings)}, ids, texts), pieces.wordpiece_lost(tokenizer, real)
+def _wordpiece_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
+    real = [text for text, kind in zip(texts, types, strict=True) if kind not in (UNUSED, CONTROL)]
+    marked = [text if kind == CONTROL else pieces.marked(text) for text, kind in zip(texts, types, strict=True)]
+    found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default"), TOKENS: ("array:string", marked)}
+    return found, pieces.wordpiece_lost(tokenizer, real)
 
 
-def _unigram_to(
-    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
-) -> tuple[Typed, list[str]]:
-    found, lost = pieces.unigram_to(tokenizer, len(texts))
-    eos = text_of(settings.get("eos_token"))
-    found |= {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}
-    found[ADD_EOS] = ("bool", eos is not None and _adds(tokenizer, eos, {}, last=True))
-    found |= ids_of(settings_tokens(settings), IDS, texts)
-    unknown = tokenizer["model"].get("unk_id")
-    if type(unknown) is int and 0 <= unknown < len(texts):
-        found[ID.format("unknown")] = ("u32", unknown)
-    return found, lost
+def _unigram_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
+    found, lost = pieces.unigram_to(tokenizer, types)
+    return found | {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}, lost
 
 
 _FORTH = {"BPE": _bpe_to, WORDPIECE: _wordpiece_to, UNIGRAM: _unigram_to}
@@ -188,26 +184,13 @@ def _pair(merge: Any) -> tuple[str, str]:
     return first, second
 
 
-def _scores(texts: Sequence[str], merges: Sequence[tuple[str, str]]) -> list[float]:
+def _scores(texts: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> list[float]:
     """Return what SentencePiece ranks by: tokens that are merged earlier are worth more."""
     rank: dict[str, int] = {}
     for number, (first, second) in enumerate(merges):
         rank.setdefault(first + second, number)
-    return [-float(rank[text]) if text in rank else 0.0 for text in texts]
-
-
-def _adds(tokenizer: Mapping[str, Any], token: Any, settings: Mapping[str, Any], *, last: bool = False) -> bool:
-    """Whether a text begins with a token, or ends with it."""
-    steps = tokenizer.get("post_processor")
-    every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
-    if _wraps(steps):
-        return True
-    for step in _listed(every):
-        single = step.get("single") if isinstance(step, Mapping) else None
-        end = single[-1 if last else 0] if isinstance(single, list) and single else None
-        if isinstance(end, Mapping) and "SpecialToken" in end:
-            return bool(end["SpecialToken"].get("id") == token)
-    return settings.get("add_bos_token") is True
+    scores = [-float(rank[text]) if text in rank else 0.0 for text in texts]
+    return [PAD_SCORE if kind == UNUSED else score for score, kind in zip(scores, types, strict=True)]
 
 
 def _template(tokenizer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -245,15 +228,24 @@ def _prefixes(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what cannot be said in them.
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what they do otherwise.
 
-    ``stated``: the ``tokenizer_config.json`` that the file was made with, where it keeps that.
+    Parameters
+    ----------
+    metadata : mapping
+        Of a GGUF file; without a tokenizer there are no files.
+    stated : mapping
+        The ``tokenizer_config.json`` that the file was made with, if it keeps that.
+
+    Raises
+    ------
+    UnsupportedError
+        ``architecture.tokenizer``: a kind that ``tokenizer.json`` has not, or tokens that are not different texts.
     """
     texts, types, kind = metadata.get(TOKENS), metadata.get(TYPES), metadata.get(MODEL)
-    if not isinstance(texts, list) or not texts or kind not in _BACK or not all(isinstance(t, str) for t in texts):
-        return {}, [f"a tokenizer of model {str(kind)[:40]}"] if kind is not None else []
-    types = types if isinstance(types, list) and len(types) == len(texts) else [NORMAL] * len(texts)
-    texts = [pieces.unmarked(text) for text in texts] if kind == pieces.WPM else texts
+    if kind is None or kind in NO_VOCABULARIES:
+        return {}, ["no tokenizer, for the file has none"]
+    texts, types = _tokens(metadata, texts, types, kind)
     known = stated_tokens(stated)
     added = [
         {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -263,21 +255,22 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
     ]  # fmt: skip
     vocab = {text: number for number, text in enumerate(texts) if types[number] != UNUSED}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    ids = {**IDS, "cls": "bos"} if kind == pieces.WPM else IDS
+    ids = {role: name for role, name in IDS.items() if role not in (*_OF_TEMPLATES, *_LOST_ROLES)}
+    ids |= {"cls": "bos"} if kind == pieces.WPM else {role: role for role in _OF_TEMPLATES}
     read: dict[str, Any] = {key: metadata.get(ID.format(name)) for key, name in ids.items()}
     numbers: dict[str, int] = {
         key: number for key, number in read.items() if type(number) is int and 0 <= number < len(texts)
     }
     settings |= {f"{key}_token": texts[number] for key, number in numbers.items()}
-    if isinstance(metadata.get(TEMPLATE), str):
-        settings["chat_template"] = metadata[TEMPLATE]
-    if isinstance(metadata.get(ADD_BOS), bool):
-        settings["add_bos_token"] = metadata[ADD_BOS]
-    adds = metadata.get(ADD_BOS, _begins_by_default(kind, metadata)) is True and "bos_token" in settings
-    bos = (settings["bos_token"], numbers["bos"]) if adds else None
-    adds_eos = metadata.get(ADD_EOS, kind == pieces.UGM) is True
-    ends = "sep" if kind == pieces.WPM else "eos" if adds_eos else ""
-    eos = (settings[f"{ends}_token"], numbers[ends]) if ends in numbers else None
+    template = chat_templates.from_metadata(metadata)
+    settings |= {} if template is None else {"chat_template": template}
+    settings |= {f"add_{role}_token": metadata[key] for role, key in ADD.items() if isinstance(metadata.get(key), bool)}
+    default = special_tokens.by_default(str(kind), str(metadata.get(PRE)))
+    adds = metadata.get(ADD["bos"], default["bos"]) is True
+    start = "cls" if kind == pieces.WPM else "bos"
+    bos = (texts[numbers[start]], numbers[start]) if adds and start in numbers else None
+    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD["eos"], default["eos"]) is True else ""
+    eos = (texts[numbers[ends]], numbers[ends]) if ends in numbers else None
     if stated.get("legacy") is False:
         settings["legacy"] = False
     made, lost = _BACK[str(kind)](metadata, vocab, settings)
@@ -288,9 +281,32 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
 
 
-def _begins_by_default(kind: Any, metadata: Mapping[str, Any]) -> bool:
-    """Return whether llama.cpp puts BOS before a text if the file does not state it (``llama-vocab.cpp``)."""
-    return kind in (SPM, pieces.WPM) or (kind == BPE and metadata.get(PRE) in pretokenizers.BEGIN_WITH_BOS)
+def _tokens(metadata: Mapping[str, Any], texts: Any, types: Any, kind: Any) -> tuple[list[str], list[int]]:
+    """Return the texts and types of tokens; raises ``UnsupportedError`` ``architecture.tokenizer``."""
+    if kind not in _BACK:
+        raise _not_for_files(f"its model is {str(kind)[:40]!r}")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise _not_for_files("it has no list of tokens")
+    types = types if isinstance(types, list) and len(types) == len(texts) else [NORMAL] * len(texts)
+    if kind == pieces.WPM:
+        texts = [
+            text if number == CONTROL else pieces.unmarked(text) for text, number in zip(texts, types, strict=True)
+        ]
+    used = [text for text, number in zip(texts, types, strict=True) if number != UNUSED]
+    about = metadata.get(ABOUT)
+    if isinstance(about, Mapping) and TOKENS in about.get(RAW, {}):
+        raise _not_for_files("some of its tokens are not UTF-8")
+    if len(set(used)) != len(used):
+        raise _not_for_files("two of its tokens have one text")
+    return texts, types
+
+
+def _not_for_files(reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"tokenizer.json cannot hold the tokenizer of this GGUF file: {reason}; --no-tokenizer writes a folder without "
+        "one",
+        rule=RULE,
+    )
 
 
 def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:

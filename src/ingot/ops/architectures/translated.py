@@ -20,6 +20,12 @@ class Translated:
     done: str = ""
     rounded: frozenset[str] = frozenset()
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """The tensors that have no place on the other side, and that it does not compute itself: names to reasons."""
+        omissions = self.checkpoint.omissions
+        return {name: omission.reason for name, omission in omissions.items() if not omission.superseded}
+
 
 def holds_a_model(format: str) -> bool:
     """Whether files of a format hold a model's config and tokenizer beside its weights, under names of their own."""

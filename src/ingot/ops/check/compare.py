@@ -245,7 +245,7 @@ def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
     """Return both under the names, and with the order of rows, of a model's folder, where one is a GGUF file.
 
-    Where names agree as they are, or are not known, nothing is translated.
+    If names agree as they are, or a tensor has no name on the other side, nothing is translated.
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
@@ -256,8 +256,10 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     for index, checkpoint in enumerate(pair):
         if holds_a_model(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
-                pair[index] = to_model(checkpoint).checkpoint
-                stack.callback(pair[index].close)
+                translated = to_model(checkpoint, no_tokenizer=True)
+                if not translated.lost:
+                    pair[index] = translated.checkpoint
+                    stack.callback(pair[index].close)
     return pair[0], pair[1]
 
 

@@ -38,6 +38,7 @@ from ingot.ops.convert.dry_run import dry_run
 from ingot.ops.convert.folding import turned_first
 from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
+from ingot.ops.convert.model_folder import with_model_folder
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.overlay import laid_over
 from ingot.ops.convert.packed_layers import repeated_scales, require_layers
@@ -209,6 +210,10 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     )
     close = source.close
     try:
+        source, used = (
+            (source, "") if options.keep_names else with_model_folder(source, target, options.max_decompressed)
+        )
+        close = source.close
         refuse_same(source, target)
         target = for_source(target, source)
         checkpoint = checkpoint_of(source)
@@ -237,7 +242,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         settings = note_on_config(source, directory=target.directory)
         packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
-        told = [*account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
+        told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
             source,

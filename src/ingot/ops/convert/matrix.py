@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
-from ingot.errors import CodecError, IngotError, MissingExtraError, UnsupportedError
+from ingot.errors import CodecError, FormatError, IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.formats.base import FitsSource, Fitting, Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
@@ -19,11 +19,12 @@ from ingot.ops.account import account_of_conversion, dropped
 from ingot.ops.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.ops.convert.grades import counted, equality, said
 from ingot.ops.convert.keep import kept, obstacle
+from ingot.ops.convert.model_folder import needs_family, with_model_folder
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
 from ingot.ops.convert.report import action_of
 from ingot.ops.convert.views import viewed
 from ingot.ops.destination import STEM, Destination
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import Source, checkpoint_of, open_found, open_source
 
 REFUSED = "refused"
 
@@ -112,28 +113,30 @@ def matrix(options: MatrixOptions) -> Matrix:
         dialect = source.dialect()
         if dialect is not None:
             raise dialect.refusal()
-        checkpoint = checkpoint_of(source)
         config, adapter = source.config(), adapter_of(source)
         formats = [format.for_source(config) if isinstance(format, FitsSource) else format for format in formats]
-        found = {format.name: list(_ways(checkpoint, options, format, stack, adapter)) for format in formats}
+        found = {format.name: list(_ways(source, options, format, stack, adapter)) for format in formats}
     targets = [_target(name, ways) for name, ways in found.items()]
     return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])
 
 
 def _ways(
-    checkpoint: Checkpoint, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
+    source: Source, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
 ) -> Iterator[Way]:
     """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
     place = Destination("", True, format, format.file_name(STEM))
-    wanted = ConvertOptions(options.src, "", keep_names=options.keep_names)
+    keep_names = options.keep_names or adapter is not None
+    wanted = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
+    checkpoint = checkpoint_of(source)
     try:
         if adapter is not None and format.name not in HOLDS_ANY:
-            raise adapter.refusal(checkpoint.location)
+            raise adapter.refusal(source.location)
+        checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, place, stack)
         seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
         view = seen.checkpoint
         stack.callback(view.close)
         format = format.fit(view.attachments) if isinstance(format, Fitting) else format
-    except (UnsupportedError, MissingExtraError) as error:
+    except (UnsupportedError, UsageError, FormatError, MissingExtraError) as error:
         for tensor in checkpoint.values():
             yield _refused(format, tensor, error)
         return
@@ -142,6 +145,17 @@ def _ways(
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
     yield from (_way(format, view[name], seen.inexact) for name in view)
+
+
+def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, stack: ExitStack) -> Checkpoint:
+    """Return the checkpoint with the files of its folder, as a conversion takes it (``with_model_folder``)."""
+    if source.is_folder or not needs_family(place):
+        return checkpoint
+    again = open_found(source.store, source.name, verify=source.verify)
+    stack.callback(again.close)
+    opened, _ = with_model_folder(again, place, None)
+    stack.callback(opened.close)
+    return checkpoint_of(opened)
 
 
 def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:

@@ -238,8 +238,16 @@ class ConvertOptions:
     keep_names: bool = field(
         default=False,
         metadata=about(
-            "Between a model's folder and GGUF, leave names, order of rows and files as they are; else they become "
-            "those of the other side where the architecture is known.",
+            "Into GGUF, MLX or out of GGUF, leave names, order of rows and files as they are, for a family of models "
+            "that is not translated or for tensors that are no model. llama.cpp does not open such a file.",
+            panel=_TARGET,
+        ),
+    )
+    no_tokenizer: bool = field(
+        default=False,
+        metadata=about(
+            "Into GGUF or out of it, accept a result without a tokenizer if there is none that it can hold; programs "
+            "then take ids of tokens.",
             panel=_TARGET,
         ),
     )
@@ -286,7 +294,10 @@ class MatrixOptions:
     )
     _: KW_ONLY
     keep_names: bool = field(
-        default=False, metadata=about("Between a model's folder and GGUF, names and order of rows stay as they are.")
+        default=False, metadata=about("Into GGUF, MLX or out of GGUF, names and order of rows stay as they are.")
+    )
+    no_tokenizer: bool = field(
+        default=False, metadata=about("Into GGUF or out of it, accept a result without a tokenizer.")
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
     verify: bool = field(default=True, metadata=about("Check the source's digests."))

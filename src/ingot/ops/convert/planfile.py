@@ -38,11 +38,11 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
-VERSION = 5
+VERSION = 6
 """Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30
-_VIEWED = ("prune", "prune_block", "metadata", "keep_names")
+_VIEWED = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer")
 P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
@@ -85,6 +85,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, Any]
     without: list[str]
     keep_names: bool
+    no_tokenizer: bool
 
 
 @warm
@@ -156,6 +157,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "metadata": dict(options.metadata),
             "without": sorted(prepared.without),
             "keep_names": options.keep_names,
+            "no_tokenizer": options.no_tokenizer,
         },
         "recipe": plan.recipe,
         "measured": plan.measured,

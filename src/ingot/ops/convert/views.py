@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import EvenGroups
+from ingot.formats.dialects.mlx import MlxFormat
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.apart import experts_for
+from ingot.ops.architectures.companions import RULE
+from ingot.ops.architectures.mlx_families import for_mlx, is_opened
 from ingot.ops.architectures.translated import Translated, holds_a_model
-from ingot.ops.architectures.view import to_gguf, to_model
+from ingot.ops.architectures.unknown import RULE as UNKNOWN
+from ingot.ops.architectures.unknown import kept_note
+from ingot.ops.architectures.view import is_translated, to_gguf, to_model
 from ingot.ops.attachments import KINDS, WITH_WEIGHTS, located, require_carried
+from ingot.ops.companions import companion_config
 from ingot.ops.convert.draft import check_head
 from ingot.ops.convert.graphs import as_graph, as_weights
 from ingot.ops.convert.importance import read_importance
@@ -57,7 +63,8 @@ def viewed(
     """Apply what the options ask for to an opened checkpoint, less the tensors ``without``.
 
     Between a GGUF file and a folder of another format, and from a model's folder into GGUF, tensors get the names of
-    the other side, unless the options say to keep them. Matrices of an ONNX graph are turned where its operators take
+    the other side, unless the options say to keep them; a family that is not known is refused then, also for MLX, which
+    computes with code of the family. Matrices of an ONNX graph are turned where its operators take
     them so: as the recipe decides, which is loaded, or as the tensors ``planned`` before tell.
 
     Pruning reads the feed-forward networks, and tells ``options.progress``. Closing the result closes what was opened;
@@ -68,7 +75,8 @@ def viewed(
     UsageError
         ``convert.prune``, ``convert.activations``, ``convert.importance``, ``attachments.none``, ``convert.graph``.
     UnsupportedError
-        ``convert.attachment``: the format cannot carry what is to be attached.
+        ``convert.attachment``: the format cannot carry what is to be attached; ``architecture.*``: the target's program
+        would not open the result.
     FormatError
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
     """
@@ -81,6 +89,8 @@ def viewed(
     pruned = _pruned(experts.checkpoint, options)
     view = pruned.checkpoint
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
+    mlx = _for_mlx(view, place, options)
+    view = mlx.checkpoint
     weights = view
     done = rounded(view, recipe, options)
     view = done.checkpoint
@@ -105,7 +115,7 @@ def viewed(
     view = regroup(view, groups) if groups else view
     behind = [f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in stay if kind not in WITH_WEIGHTS]
     behind += [stays] if stays else []
-    notes = (*_told(here), *_told(experts), *pruned.notes, *done.notes, *_told(there), *behind)
+    notes = (*_told(here), *_told(experts), *mlx.notes, *pruned.notes, *done.notes, *_told(there), *behind)
     return Viewed(view, notes, pruned.read, done.rounding, weights, there.rounded, groups)
 
 
@@ -116,22 +126,41 @@ def _told(translated: Translated) -> list[str]:
 
 def _as_model(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
     names = place.directory or options.graph is not None
-    if options.keep_names or not holds_a_model(view.format) or holds_a_model(place.format.name) or not names:
+    if not holds_a_model(view.format) or holds_a_model(place.format.name) or not names:
         return Translated(view)
-    return to_model(view)
+    if options.keep_names:
+        return Translated(view, [kept_note(place.format.name)] if place.directory else [])
+    try:
+        return to_model(view, no_tokenizer=options.no_tokenizer)
+    except UnsupportedError as error:
+        if place.directory or error.rule != UNKNOWN:
+            raise
+        return Translated(view)  # a graph takes tensors by their names, and refuses those that it has not
 
 
 def _with_experts(view: Checkpoint, place: Destination) -> Translated:
-    """Return the checkpoint with experts as programs have them that read such folders; GGUF has names of its own."""
+    """Return the checkpoint with experts as the programs have them that read such folders; GGUF has its own names."""
     if holds_a_model(view.format) or not (place.directory or holds_a_model(place.format.name)):
         return Translated(view)
     return experts_for(view, place.format.name)
 
 
-def _as_gguf(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
-    if options.keep_names or holds_a_model(view.format) or not holds_a_model(place.format.name):
+def _for_mlx(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
+    """Return the checkpoint as mlx_lm takes it; itself for other formats."""
+    if place.format.name != MlxFormat.name or not place.directory:
         return Translated(view)
-    return to_gguf(view)
+    config = companion_config(view.companions, RULE)
+    if not options.keep_names:
+        return for_mlx(view, config)
+    return Translated(view, [] if is_opened(config) else [kept_note(MlxFormat.name)])
+
+
+def _as_gguf(view: Checkpoint, place: Destination, options: ConvertOptions) -> Translated:
+    if not holds_a_model(place.format.name) or is_translated(view):
+        return Translated(view)
+    if options.keep_names:
+        return Translated(view, [kept_note(place.format.name)])
+    return to_gguf(view, no_tokenizer=options.no_tokenizer)
 
 
 def _pruned(view: Checkpoint, options: ConvertOptions) -> Viewed:

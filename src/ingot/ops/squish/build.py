@@ -9,9 +9,11 @@ from os import PathLike
 
 from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
+from ingot.formats.dialects.mlx import MlxFormat
 from ingot.model.bytesource import Stamp
 from ingot.model.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
 from ingot.model.store import Store
+from ingot.ops.architectures.mlx_families import is_opened
 from ingot.ops.convert.convert import convert
 from ingot.ops.destination import destination, stage
 from ingot.ops.open import open as open_checkpoint
@@ -33,6 +35,7 @@ from ingot.ops.squish.status import (
     tier_files,
 )
 from ingot.ops.squish.table import BUILT, THREE_BIT, TIERS, Tier, tier_of
+from ingot.ops.squish.wanted import config_of
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import location_of
@@ -189,7 +192,11 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
 
 
 def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
-    """Return what converts the tensors into the tier's place by a recipe."""
+    """Return what converts the tensors into the tier's place by a recipe.
+
+    A tier is a copy beside its source, for Ingot's own loading too: models that mlx_lm does not open have tiers.
+    """
+    keep_names = tier.format == MlxFormat.name and not is_opened(config_of(source))
 
     def make(recipe: Recipe) -> object:
         return resumed(
@@ -204,6 +211,7 @@ def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Cal
                 overwrite=True,
                 resume=resume,
                 measure=False,
+                keep_names=keep_names,
             ),
             lambda: stage(destination(location, tier.format), overwrite=True).discard(),
         )

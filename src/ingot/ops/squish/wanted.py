@@ -18,7 +18,8 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
 
     None where nothing says it. What is wrong with a type or a file is told by those who need it.
     """
-    for value in (asked, *_of_config(path)):
+    config = config_of(path)
+    for value in (asked, config.get("dtype"), config.get("torch_dtype")):
         if value is not None:
             try:
                 return resolve_dtype(value).name
@@ -32,9 +33,9 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
     return next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), None)
 
 
-def _of_config(path: str | PathLike[str]) -> tuple[Any, ...]:
+def config_of(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the ``config.json`` of a directory; empty if there is none, which whoever loads the model says."""
     try:
-        config = stored_config(from_url(path), "model.config")
-    except IngotError:  # none, or no object: whoever loads the model says so
-        return ()
-    return config.get("dtype"), config.get("torch_dtype")
+        return stored_config(from_url(path), "model.config")
+    except IngotError:
+        return {}

@@ -143,7 +143,7 @@ def test_words_of_mlx(tmp_path: Path) -> None:
     )
     (tmp_path / "r.toml").write_text(f'name = "r"\n[[rules]]\nmatch = "*up_proj*"\n{rule}\n')
     ingot.save(tmp_path / "w.safetensors", {f"{UP}.weight": RNG.standard_normal((64, 64)).astype(np.float16)})
-    ingot.convert(tmp_path / "w.safetensors", tmp_path / "m", tmp_path / "r.toml", format="mlx")
+    ingot.convert(tmp_path / "w.safetensors", tmp_path / "m", tmp_path / "r.toml", format="mlx", keep_names=True)
     wanted = values(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     config["quantization_config"] = {**BASE, "packing_format": "mlx"}

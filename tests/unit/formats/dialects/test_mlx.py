@@ -126,7 +126,7 @@ def test_configs_are_read_as_the_hub_writes_them(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_bytes(text)
     with ingot.open(tmp_path / "model") as checkpoint:
         assert (checkpoint.format, list(checkpoint)) == ("safetensors", ["w"])
-    ingot.convert(tmp_path / "model", tmp_path / "out", recipe="bf16", format="mlx")
+    ingot.convert(tmp_path / "model", tmp_path / "out", recipe="bf16", format="mlx", keep_names=True)
     assert json.loads((tmp_path / "out" / "config.json").read_bytes().decode("utf-8-sig"))["c"] == 2
     files = folder()
     files["config.json"] = b'{"a": Infinity, ' + files["config.json"].lstrip()[1:]
@@ -193,10 +193,13 @@ def test_names_and_ranks_that_are_no_layer_are_refused() -> None:
     assert FORMAT.refuses(TensorSpec("q.weight", (128,), spec.dtype, spec.codec, spec.parts, spec.params))
 
 
+LAYER = "model.layers.0.mlp"
+
+
 def test_config_is_merged_on_the_way_in_and_cleaned_on_the_way_out(tmp_path: Any) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    weights = {"a.mlp.down_proj.weight": np.ones((4, 64), np.float32), "norm.weight": np.ones(4, np.float32)}
+    weights = {f"{LAYER}.down_proj.weight": np.ones((4, 64), np.float32), "model.norm.weight": np.ones(4, np.float32)}
     ingot.save(source / "model.safetensors", weights)
     (source / "config.json").write_text('{"model_type": "llama", "x": 1}')
     with prepare(source, tmp_path / "mlx", "mlx-4bit", "mlx") as prepared:
@@ -207,14 +210,14 @@ def test_config_is_merged_on_the_way_in_and_cleaned_on_the_way_out(tmp_path: Any
     assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
     with ingot.open(tmp_path / "mlx") as checkpoint:
         assert checkpoint.format == "mlx"
-        assert np.array_equal(checkpoint["a.mlp.down_proj.weight"].numpy(), weights["a.mlp.down_proj.weight"])
+        assert np.array_equal(checkpoint[f"{LAYER}.down_proj.weight"].numpy(), weights[f"{LAYER}.down_proj.weight"])
     ingot.convert(tmp_path / "mlx", tmp_path / "back", format="safetensors")
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == {"model_type": "llama", "x": 1}
     with ingot.open(tmp_path / "back") as checkpoint:
         assert checkpoint.format == "safetensors"
     ingot.convert(tmp_path / "mlx", tmp_path / "model.zt")  # the same integers
     with ingot.open(tmp_path / "model.zt") as checkpoint:
-        assert checkpoint["a.mlp.down_proj.weight"].params["zero_kind"] == "offset"
+        assert checkpoint[f"{LAYER}.down_proj.weight"].params["zero_kind"] == "offset"
 
 
 def test_a_config_that_is_no_object_is_refused(tmp_path: Any) -> None:
@@ -232,7 +235,7 @@ def test_shards_have_an_index(tmp_path: Any) -> None:
     source.mkdir()
     values = {f"layers.{n}.mlp.up_proj.weight": np.full((8, 64), n, np.float32) for n in range(4)}
     ingot.save(source / "model.safetensors", values)
-    ingot.convert(source, tmp_path / "mlx", "mlx-3bit", format="mlx", max_shard=400)
+    ingot.convert(source, tmp_path / "mlx", "mlx-3bit", format="mlx", max_shard=400, keep_names=True)
     names = sorted(path.name for path in (tmp_path / "mlx").iterdir())
     assert "model-00001-of-00004.safetensors" in names
     assert "model.safetensors.index.json" in names
@@ -250,7 +253,7 @@ def test_integers_of_another_container_are_taken_as_they_are(tmp_path: Any, reci
     source.mkdir()
     ingot.save(source / "model.safetensors", values)
     ingot.convert(source, tmp_path / "zt", recipe)
-    ingot.convert(tmp_path / "zt", tmp_path / "mlx", format="mlx")
+    ingot.convert(tmp_path / "zt", tmp_path / "mlx", format="mlx", keep_names=True)
     with ingot.open(tmp_path / "zt") as before, ingot.open(tmp_path / "mlx") as after:
         tensor = after["layers.0.mlp.up_proj.weight"]
         assert (tensor.codec, tensor.params["zero_kind"]) == ("affine", "offset")

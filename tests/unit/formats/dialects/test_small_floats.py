@@ -269,8 +269,8 @@ def test_recipes_make_what_is_written(format: str, tmp_path: Path) -> None:
     }
     ingot.save(tmp_path / "in.safetensors", weights)
     ingot.convert(tmp_path / "in.safetensors", tmp_path / "x.zt", tmp_path / "x.toml")
-    ingot.convert(tmp_path / "in.safetensors", tmp_path / "direct", tmp_path / "x.toml", format)
-    moved = ingot.convert(tmp_path / "x.zt", tmp_path / "moved", format=format)
+    ingot.convert(tmp_path / "in.safetensors", tmp_path / "direct", tmp_path / "x.toml", format, keep_names=True)
+    moved = ingot.convert(tmp_path / "x.zt", tmp_path / "moved", format=format, keep_names=True)
     assert moved.exact
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "direct" / name).read_bytes() == (tmp_path / "moved" / name).read_bytes()

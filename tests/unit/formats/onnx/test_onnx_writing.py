@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -223,18 +224,31 @@ def test_integers_move_into_other_containers(tmp_path: Path) -> None:
 def test_integers_move_into_folders_that_go_by_names(tmp_path: Path, format: str, codec: str) -> None:
     graph = Graph({"": 14, "com.microsoft": 1})
     random = np.random.default_rng(6)
-    graph.constant("up_proj.weight_Q4", random.integers(0, 256, (32, 2, 16), np.uint8), "uint8")
+    graph.constant(f"{UP}_Q4", random.integers(0, 256, (32, 2, 16), np.uint8), "uint8")
     graph.constant("s", random.random((32, 2)).astype(np.float16), "float16")
     attributes = [("K", 64), ("N", 32), ("bits", 4), ("block_size", 32)]
-    graph.node("MatMulNBits", ["x", "up_proj.weight_Q4", "s"], ["y"], attributes, "com.microsoft")
-    source = saved(tmp_path, graph)
-    report = ingot.convert(source, tmp_path / "out", format=format)
-    assert [(tensor.name, tensor.action) for tensor in report.tensors] == [("up_proj.weight", "repacked")]
+    graph.node("MatMulNBits", ["x", f"{UP}_Q4", "s"], ["y"], attributes, "com.microsoft")
+    source = model_folder(saved(tmp_path, graph))
+    report = ingot.convert(source, tmp_path / "out", format=format, no_tokenizer=True)
+    name = "blk.0.ffn_up.weight" if format == "gguf" else UP
+    assert [(tensor.name, tensor.action) for tensor in report.tensors] == [(name, "repacked")]
     with ingot.open(source) as one, ingot.open(tmp_path / "out") as other:
-        assert other["up_proj.weight"].codec == codec
-        assert np.array_equal(one["up_proj.weight_Q4"].numpy("f16"), other["up_proj.weight"].numpy("f16"))
+        assert other[name].codec == codec
+        assert np.array_equal(one[f"{UP}_Q4"].numpy("f16"), other[name].numpy("f16"))
     compared = ingot.compare(source, tmp_path / "out")
     assert [tensor.detail for tensor in compared.tensors if tensor.status == "shape differs"] == []
+
+
+def model_folder(path: Path) -> Path:
+    """Put a config.json beside a model, and return their folder."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 32, "vocab_size": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (path.parent / "model").mkdir()
+    path.rename(path.parent / "model" / "model.onnx")
+    (path.parent / "model" / "config.json").write_text(json.dumps(config))
+    return path.parent / "model"
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -255,13 +269,14 @@ def test_codes_of_dequantizelinear_move_into_folders_too(
     grid = [("axis", 0), ("block_size", 32)] if len(dims) == 2 else [("axis", 1)]
     graph.node("DequantizeLinear", names, ["onnx::MatMul_1"], grid)
     graph.node("MatMul", ["x", "onnx::MatMul_1"], ["y"], name="/model/layers.0/mlp/up_proj/MatMul")
-    source = saved(tmp_path, graph)
+    source = model_folder(saved(tmp_path, graph))
     for format in formats:
         if not (zeros and format in ("gguf", "mlx", "modelopt")):
-            report = ingot.convert(source, tmp_path / format, format=format)
-            assert [(tensor.name, tensor.action) for tensor in report.tensors] in ([(UP, "repacked")], [(UP, "moved")])
+            report = ingot.convert(source, tmp_path / format, format=format, no_tokenizer=True)
+            name = "blk.0.ffn_up.weight" if format == "gguf" else UP
+            assert [(item.name, item.action) for item in report.tensors] in ([(name, "repacked")], [(name, "moved")])
             with ingot.open(source) as one, ingot.open(tmp_path / format) as other:
-                assert np.array_equal(one["onnx::MatMul_1"].numpy("f16").T, other[UP].numpy("f16"))
+                assert np.array_equal(one["onnx::MatMul_1"].numpy("f16").T, other[name].numpy("f16"))
 
 
 def test_comparing_turns_matrices_to_face_each_other(tmp_path: Path) -> None:

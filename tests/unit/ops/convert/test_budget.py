@@ -75,7 +75,7 @@ def types_of(report: BudgetReport) -> Mapping[str, str]:
 
 def smallest(model: Path, target: Path, types: str) -> int:
     with pytest.raises(UsageError) as refused:
-        ingot.convert(model, target, target_size=1, types=types)
+        ingot.convert(model, target, target_size=1, types=types, no_tokenizer=True)
     assert refused.value.rule == "convert.budget"
     return int(refused.value.message.split("at least ")[1].split()[0])
 
@@ -89,7 +89,7 @@ def test_files_are_within_the_target_and_no_step_more_would_be(
 ) -> None:
     out = tmp_path / target
     size = smallest(model, out, types) + 7_001
-    report = ingot.convert(model, out, target_size=size, types=types)
+    report = ingot.convert(model, out, target_size=size, types=types, no_tokenizer=True)
     assert report.budget is not None
     assert report.size == report.budget.size == out.stat().st_size <= size
     steps = [
@@ -245,9 +245,8 @@ def test_names_of_the_source_and_of_the_result_are_in_the_recipe(model: Path, tm
     """A quantizer works under the source's names, blocks are made under those of the result."""
     ingot.save(tmp_path / "s.safetensors", statistics(UP), {"ingot.statistics": "1"})
     out = tmp_path / "out.gguf"
-    report = ingot.convert(
-        model, out, target_bpw=6.2, types="q4_0-calibrated,q8_0", calibration=tmp_path / "s.safetensors"
-    )
+    options = {"types": "q4_0-calibrated,q8_0", "calibration": tmp_path / "s.safetensors", "no_tokenizer": True}
+    report = ingot.convert(model, out, target_bpw=6.2, **options)
     assert report.budget is not None
     found = types_of(report.budget)
     assert report.size <= report.budget.target

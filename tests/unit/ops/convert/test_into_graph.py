@@ -56,7 +56,7 @@ def packed(folder: Path, recipe: Recipe, held: Mapping[str, Array], format: str 
     if format == "zt":
         return folder / "q.zt"
     out = folder / ("q.gguf" if format == "gguf" else "q")
-    report = ingot.convert(folder / "q.zt", out, format=format)
+    report = ingot.convert(folder / "q.zt", out, format=format, keep_names=True)
     assert {item.action for item in report.tensors if item.name in (UP, DOWN)} <= {"moved", "repacked"}
     return out
 

@@ -51,13 +51,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(source: Path) -> Matrix:
-    return matrix(source, to=FORMATS)
+    return matrix(source, to=FORMATS, keep_names=True)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_tells_what_a_conversion_does(source: Path, found: Matrix, format: str, tmp_path: Path) -> None:
     name = "out.gguf" if format == "gguf" else "out"
-    report = ingot.convert(source, tmp_path / name, format=format)
+    report = ingot.convert(source, tmp_path / name, format=format, keep_names=True)
     told = {way.name: way for way in found.ways if way.format == format}
     assert {tensor.name: tensor.action for tensor in report.tensors} == {name: way.action for name, way in told.items()}
     assert all(told[tensor.name].nbytes <= tensor.nbytes for tensor in report.tensors)  # zero points that are made
@@ -90,7 +90,7 @@ def test_grades_are_told_of_what_is_repacked(source: Path, found: Matrix, tmp_pa
     assert told["modelopt", "reciprocal"] in (every, ["integers", "scales", "type"])
     for format in ("mlx", "modelopt"):
         (target,) = (item for item in found.targets if item.format == format)
-        report = ingot.convert(source, tmp_path / format, format=format)
+        report = ingot.convert(source, tmp_path / format, format=format, keep_names=True)
         assert {tensor.name.removesuffix(".weight"): tensor.equal for tensor in report.tensors} == {
             name: grades for (of, name), grades in told.items() if of == format
         }
@@ -109,10 +109,11 @@ def test_reciprocals_that_a_view_makes_are_not_told_equal_in_f32(tmp_path: Path)
     (tmp_path / "m").mkdir()
     ingot.save(tmp_path / "m" / "model.zt", {name: replace(made, name=name, parts=parts)})
     (tmp_path / "m" / "config.json").write_text(json.dumps(LLAMA))
-    (way,) = (way for way in matrix(tmp_path / "m", to=["gguf"]).ways if way.name == "blk.0.ffn_up.weight")
+    ways = matrix(tmp_path / "m", to=["gguf"], no_tokenizer=True).ways
+    (way,) = (way for way in ways if way.name == "blk.0.ffn_up.weight")
     assert way.why is None, way
     assert (way.action, way.equal) == ("repacked", ["integers", "scales", "type"])
-    report = ingot.convert(tmp_path / "m", tmp_path / "m.gguf")
+    report = ingot.convert(tmp_path / "m", tmp_path / "m.gguf", no_tokenizer=True)
     assert report.grades == {"integers": 1, "scales": 1, "f32": 0, "type": 1}
     assert "reciprocal" in " ".join(report.notes)
 
@@ -127,17 +128,17 @@ def test_every_format_is_asked_and_says_why_it_refuses(source: Path) -> None:
 
 
 def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["matrix", str(source), "--to", "gguf", "--to", "awq", "--json"]) == 0
+    assert run(["matrix", str(source), "--to", "gguf", "--to", "awq", "--keep-names", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [target["format"] for target in told["targets"]] == ["gguf", "awq"]
     assert len(told["tensors"]) == 2 * len(WAYS)
     assert [target["grades"]["integers"] for target in told["targets"]] == [1, 2]
     assert {grade for way in told["tensors"] for grade in way["equal"] or ()} == {"integers", "scales", "f32", "type"}
-    assert run(["matrix", str(source), "--to", "gguf"]) == 0
+    assert run(["matrix", str(source), "--to", "gguf", "--keep-names"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "reciprocal.weight" in shown
     assert "of 1 repacked: integers of 1, scales of 1, values in f32 of 1, values in the target's type of 1" in shown
-    assert run(["convert", str(source), "out", "--format", "mlx", "--dry-run"]) == 0
+    assert run(["convert", str(source), "out", "--format", "mlx", "--keep-names", "--dry-run"]) == 0
     assert "values in the target's type of" in " ".join(capsys.readouterr().out.split())
 
 

@@ -104,7 +104,7 @@ def test_any_container_holds_what_was_chosen(
     model: Path, statistics: Path, tmp_path: Path, codec: str, options: str, grid: Grid, target: str
 ) -> None:
     out, own = tmp_path / target, recipe(tmp_path, codec, options)
-    report = ingot.convert(model, out, own, calibration=statistics)
+    report = ingot.convert(model, out, own, calibration=statistics, keep_names=True)
     with ingot.open(out) as found:
         tensor = found[NAME]
         assert tensor.codec != "dense"
@@ -122,7 +122,7 @@ def test_folders_of_other_programs_hold_it(model: Path, statistics: Path, tmp_pa
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(model.read_bytes())
     own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
-    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
     with ingot.open(tmp_path / "out") as found:
         values = found[NAME].numpy("f32")
         assert found[NAME].codec != "dense"
@@ -143,7 +143,7 @@ def test_blocks_of_256_arrive_as_they_were_rounded(tmp_path: Path, kind: str) ->
     exact = round_matrix(weights.astype(np.float32), GRIDS[kind], factors_of(of)).values()
     for target in ("out.gguf", "out.zt"):
         out = tmp_path / target
-        ingot.convert(tmp_path / "m.safetensors", out, own, calibration=tmp_path / "s.safetensors")
+        ingot.convert(tmp_path / "m.safetensors", out, own, calibration=tmp_path / "s.safetensors", keep_names=True)
         with ingot.open(out) as found:
             assert GgmlBlocksLayout.of(found[NAME]).type == kind
             assert np.array_equal(found[NAME].numpy("f32"), exact)
@@ -165,12 +165,12 @@ def test_zeros_arrive_integer_for_integer(
         assert of is not None
         exact = round_matrix(checkpoint[NAME].numpy("f32"), grid, factors_of(of))
     own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
-    options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
     with monkeypatch.context() as patch:
         patch.setattr("ingot.quantizers.tensor.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
         with prepare(options) as prepared:
             assert prepared.plan.size
-    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics)
+    ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
     with ingot.open(tmp_path / "out") as found:
         stored = found[NAME]
         plain = AffineLayout(4, Group(32), ROWS_LSB, False, OFFSET_PART if offsets else POINT_PART, "f16", "f16")
@@ -205,7 +205,7 @@ def test_what_is_rounded_is_not_said_to_be_exact(
     model: Path, statistics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
     own = recipe(tmp_path, "affine", "{ bits = 4, group = 32 }")
-    report = ingot.convert(model, tmp_path / target, own, calibration=statistics)
+    report = ingot.convert(model, tmp_path / target, own, calibration=statistics, keep_names=True)
     source = {each.source_codec for each in report.tensors}
     assert not report.exact
     assert [each.action for each in report.tensors if each.codec != "dense" and each.action == "moved"] == []
@@ -213,6 +213,7 @@ def test_what_is_rounded_is_not_said_to_be_exact(
     assert source == {"dense"} or target != "out.zt"
     assert sum(each.source_nbytes for each in report.tensors) == report.source_nbytes
     asked = ["convert", str(model), str(tmp_path / target), "--recipe", str(own), "--calibration", str(statistics)]
+    asked.append("--keep-names")
     assert run([*asked, "--overwrite"]) == 0
     assert "bit for bit" not in capsys.readouterr().out
     assert run([*asked, "--overwrite", "--dry-run", "--json"]) == 0
@@ -322,7 +323,8 @@ def test_planning_rounds_nothing(
 
     monkeypatch.setattr("ingot.quantizers.tensor.rounded_as", never)
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
-    with prepare(ConvertOptions(model, tmp_path / target, own, calibration=statistics)) as prepared:
+    options = ConvertOptions(model, tmp_path / target, own, calibration=statistics, keep_names=True)
+    with prepare(options) as prepared:
         assert prepared.plan.size
 
 
@@ -397,7 +399,7 @@ def test_rows_that_are_no_blocks_are_refused(tmp_path: Path) -> None:
     ingot.save(tmp_path / "m.safetensors", {NAME: np.ones((4, 96), np.float32)})
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_k" }')
     with pytest.raises(IngotError) as refused:
-        ingot.convert(tmp_path / "m.safetensors", tmp_path / "out.gguf", own)
+        ingot.convert(tmp_path / "m.safetensors", tmp_path / "out.gguf", own, keep_names=True)
     assert refused.value.rule == "ggml_blocks.columns"
 
 
@@ -415,7 +417,7 @@ def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) 
         RECIPE.format(codec="affine", options="{ group = 32 }").replace("*_proj", "*_up")
     )
     with pytest.raises(IngotError) as refused:
-        ingot.convert(folder, tmp_path / "out.gguf", tmp_path / "own.toml")
+        ingot.convert(folder, tmp_path / "out.gguf", tmp_path / "own.toml", no_tokenizer=True)
     assert refused.value.rule == "quantizer.matrix"
 
 

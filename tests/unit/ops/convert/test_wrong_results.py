@@ -137,7 +137,7 @@ def check(source: Path, name: str, change: Change, hire: Hire) -> None:
 @pytest.mark.parametrize("format", ["safetensors", "gguf"])
 @pytest.mark.parametrize("lie", ["a digest", "another place", "another size", "another file", "a part less"])
 def test_places_in_other_formats(source: Path, format: str, lie: str, hire: Hire) -> None:
-    more: dict[str, Any] = {"recipe": "bf16", "format": format}
+    more: dict[str, Any] = {"recipe": "bf16", "format": format, "keep_names": format == "gguf"}
     suffix = "safetensors" if format == "safetensors" else "gguf"
     ingot.convert(source, source.parent / f"here.{suffix}", **more)
     pool = Inline(change=first(IN_PLACE[lie]))

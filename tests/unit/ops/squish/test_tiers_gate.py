@@ -100,7 +100,7 @@ def test_those_that_lose_most_get_more_bits(squish):
     assert len(gate.asked) <= ROUNDS + 3
     with ingot.open(squish) as checkpoint:
         plain = {name: checkpoint[name].numpy("f32") for name in MATRICES}
-    ingot.convert(squish, squish.parent / "three", "mlx-3bit", "mlx", allow_requantize=True)
+    ingot.convert(squish, squish.parent / "three", "mlx-3bit", "mlx", allow_requantize=True, keep_names=True)
     with ingot.open(squish.parent / "three") as checkpoint:
         loss = {
             name: np.square(checkpoint[name].numpy("f32") - plain[name]).sum() / np.square(plain[name]).sum()
