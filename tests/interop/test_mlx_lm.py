@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ mx = pytest.importorskip("mlx.core")
 mlx_lm = pytest.importorskip("mlx_lm")
 
 from ingot.mlx import load_model  # noqa: E402
+from ingot.ops.architectures.mlx_families import MODULES, REMAPPED  # noqa: E402
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 IDS = mx.array([[1, 2, 3, 500, 77, 4000, 9]])
@@ -128,3 +131,15 @@ def test_a_head_beside_tied_embeddings_loads(tmp_path: Path, same: bool) -> None
     ingot.convert(folder, tmp_path / "mlx", "mlx-4bit", format="mlx")
     model, _ = mlx_lm.load(str(tmp_path / "mlx"))
     assert ("lm_head" in model) is not same
+
+
+def test_the_families_are_those_of_mlx_lm() -> None:
+    """Each module that has a ``Model``, its own or another's, is of a family; the others are parts that families share."""
+    from mlx_lm import models, utils
+
+    folder = Path(models.__path__[0])
+    names = {item.name for item in pkgutil.iter_modules(models.__path__)}
+    has_model = re.compile(r"^class Model\(|^from .* import .*\bModel\b", re.MULTILINE)
+    families = {name for name in names if has_model.search((folder / f"{name}.py").read_text())}
+    assert families == MODULES
+    assert set(utils.MODEL_REMAPPING) == REMAPPED
