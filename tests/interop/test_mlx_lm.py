@@ -134,7 +134,7 @@ def test_a_head_beside_tied_embeddings_loads(tmp_path: Path, same: bool) -> None
 
 
 def test_the_families_are_those_of_mlx_lm() -> None:
-    """Each module that has a ``Model``, its own or another's, is of a family; the others are parts that families share."""
+    """Modules with a ``Model``, their own or another's, are families; the others are parts that families share."""
     from mlx_lm import models, utils
 
     folder = Path(models.__path__[0])
