@@ -179,10 +179,11 @@ def test_rules_refuse_and_never_crash(obj: Object) -> None:
 
 @given(st.lists(st.tuples(st.integers(-1, 12), st.integers(0, 300)), max_size=8), st.integers(8, 900))
 def test_places_are_refused_exactly_where_a_plain_loop_would(spans: list[tuple[int, int]], end: int) -> None:
+    """Several components may share one blob, as a whole."""
     blobs = [(max(block * 64, 0) + (block < 0), length) for block, length in spans]
     found = {str(i): Object((), "x", {"p": Component("u8", *blob)}) for i, blob in enumerate(blobs)}
     fine = all(offset % 64 == 0 and offset > 0 and offset + length <= end for offset, length in blobs)
-    fine = fine and first_overlap((offset, offset + length, "") for offset, length in blobs) is None
+    fine = fine and first_overlap((offset, offset + length, "") for offset, length in set(blobs)) is None
     if fine:
         check_places("f", found, end)
     else:
