@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage clean
+.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -207,6 +207,9 @@ fuzz: $(VENV)/.installed $(VENV)/.fuzz
 
 damage: $(VENV)/.installed
 	$(BIN)/python tests/damage/run.py
+
+kills: $(VENV)/.installed
+	$(BIN)/python tests/damage/kills.py
 
 clean:
 	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

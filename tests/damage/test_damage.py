@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
+from tests.damage import kills
 
 from ingot.errors import ResourceError
 from ingot.testing.damage import COVERED, UNCOVERED, Sample, exercise, flipped, judge, mutant, refusal, samples
@@ -46,3 +48,8 @@ def test_damage_is_a_value_error(artifacts: dict[str, Sample], name: str, monkey
     changed = [flipped(sample, random) for _ in range(60)] + [mutant(sample, random) for _ in range(120)]
     for refused in filter(None, (refusal(sample, files) for files in changed)):
         assert isinstance(refused, ValueError | ResourceError | MemoryError), repr(refused)
+
+
+@pytest.mark.slow
+def test_writers_that_are_killed_leave_nothing_or_everything(tmp_path: Path) -> None:
+    assert [writer.name for writer in kills.writers(tmp_path) if kills.check(writer, 2, tmp_path / writer.name)] == []
