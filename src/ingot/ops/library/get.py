@@ -8,7 +8,7 @@ from functools import partial
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import UsageError
-from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
 from ingot.model.store import Replaced
 from ingot.ops.convert.convert import convert
 from ingot.ops.library.manifest import Manifest
@@ -22,16 +22,20 @@ from ingot.stores.table import location_of, stage
 
 @dataclass(frozen=True, slots=True)
 class Got(Shown):
-    """What was written: where, how many files, their bytes."""
+    """What was written: where, how many files, their bytes; ``notes`` are those of a conversion."""
 
     name: str
     destination: str
     files: Count
     size: Bytes
+    notes: Texts = ()
 
     def report(self) -> Report:
         """Return it as figures."""
-        return Report(figures_of(self), [Line("{name}: {files} files of {size} written to {destination}")])
+        return Report(
+            figures_of(self),
+            [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", each="notes")],
+        )
 
 
 @takes(GetOptions, "store")
@@ -48,10 +52,12 @@ def get(options: GetOptions) -> Got:
     Raises
     ------
     UsageError
-        ``library.unknown``, ``library.none``, ``target.exists``, ``target.foreign``.
+        ``library.unknown``, ``library.none``, ``library.drop``, ``target.exists``, ``target.foreign``.
     IntegrityError, FormatError
         ``library.missing``, ``library.digest``, ``library.chain``, ``library.object``; what converting raises.
     """
+    if options.drop and options.format is None:
+        raise UsageError("--drop is for conversions: name a --format", rule="library.drop")
     with using(options.library) as place:
         manifest = place.manifest(options.name)
         if options.format is not None:
@@ -93,7 +99,9 @@ def _converted(place: Place, manifest: Manifest, options: GetOptions) -> Got:
         place.url_of(manifest.name),
         options.dst,
         format=options.format,
+        drop=options.drop,
         overwrite=options.overwrite,
         progress=options.progress,
     )
-    return Got(manifest.name, report.destination, len(report.files) + len(report.companions), report.size)
+    files = len(report.files) + len(report.companions)
+    return Got(manifest.name, report.destination, files, report.size, report.notes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.ops.options import OVERWRITE, PROGRESS, AnyPath
+from ingot.ops.options import DROP, OVERWRITE, PROGRESS, AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
@@ -52,6 +53,7 @@ class GetOptions:
         default=None,
         metadata=about("Convert into this container; default: the files that were added, bit for bit."),
     )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 

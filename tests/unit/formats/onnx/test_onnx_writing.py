@@ -242,7 +242,8 @@ def test_integers_move_into_folders_that_go_by_names(tmp_path: Path, format: str
 def model_folder(path: Path) -> Path:
     """Put a config.json beside a model, and return their folder."""
     config = {
-        "architectures": ["OneMatrix"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 32, "vocab_size": 8,
+        "architectures": ["OneMatrix"],
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 32, "vocab_size": 8,
         "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     }  # fmt: skip
     (path.parent / "model").mkdir()

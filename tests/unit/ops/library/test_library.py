@@ -17,6 +17,7 @@ from ingot.errors import IngotError
 from ingot.ops.identity import content_id
 from ingot.ops.library.objects import MOST_DELTAS, Objects
 from ingot.stores.table import share
+from ingot.testing import model_folder
 from ingot.testing.libraries import contents, folder, moved, weights
 
 
@@ -135,6 +136,19 @@ def test_artifacts_are_opened_and_converted_where_they_lie(library, base, tmp_pa
     for wrong in (f"{address}/x", f"library:{library.address}!nobody", f"library:{library.address}", "library:x!"):
         with pytest.raises(IngotError):
             ingot.open(wrong)
+
+
+def test_a_conversion_of_an_artifact_keeps_its_account(library, tmp_path):
+    tensors = {**model_folder.tensors(), "v_head.summary.weight": np.ones((1, 64), np.float32)}
+    library.add(model_folder.write(tmp_path / "m", weights=tensors), "org/m")
+    with pytest.raises(IngotError, match=r"v_head\.summary\.weight") as caught:
+        library.get("org/m", tmp_path / "x.gguf", format="gguf")
+    assert caught.value.rule == "account.lost"
+    assert not (tmp_path / "x.gguf").exists()
+    got = library.get("org/m", tmp_path / "x.gguf", format="gguf", drop=["v_head.*"])
+    assert any("v_head.summary.weight" in note for note in got.notes)
+    with pytest.raises(IngotError, match="name a --format"):
+        library.get("org/m", tmp_path / "y", drop=["v_head.*"])
 
 
 def test_gc_removes_what_nobody_needs_and_nothing_else(library, base, tmp_path):
