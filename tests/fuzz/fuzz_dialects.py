@@ -118,7 +118,7 @@ def written(place: Path, format: str, rule: str) -> Path:
         f'name = "r"\ndescription = "r"\n[[rules]]\nlabel = "r"\nmatch = ["*_proj*"]\n{rule}\n'
     )
     ingot.convert(place / f"{format}.safetensors", place / f"{format}.zt", place / "r.toml")
-    report = ingot.convert(place / f"{format}.zt", place / format, format=format)
+    report = ingot.convert(place / f"{format}.zt", place / format, format=format, keep_names=True)
     if "decoded" in report.actions:
         raise AssertionError(f"expected packed layers of {format}, found {report.actions}")
     return place / format

@@ -275,7 +275,7 @@ class Dialect(SafetensorsFormat):
                     "remove the entry if the layer is dense",
                     where=key,
                 )
-            if is_packed_weight(key, entries[key]):
+            if is_packed_weight(key, entries[key].dtype, entries[key].shape):
                 raise FormatError(
                     f"{self.rules}.parts",
                     f"expected scales beside this packed weight ({entries[key].dtype} {list(entries[key].shape)}), "
@@ -330,9 +330,19 @@ class PackingDialect(Dialect):
         if spec.codec in self.codecs:
             return self.refuses_layer(spec)
         reason = SafetensorsFormat.refuses(self, spec)
-        if reason is None or spec.codec == DenseLayout.codec:
-            return reason
+        if spec.codec == DenseLayout.codec:
+            return reason or self._refuses_dense(spec)
+        if reason is None:
+            return None
         return f"its packed layers are {' or '.join(self.codecs)}, this tensor is {spec.codec}"
+
+    def _refuses_dense(self, spec: TensorSpec) -> str | None:
+        """Why programs would take a dense tensor for a part of a packed layer; None if they do not."""
+        if self.companions and spec.name.endswith(self.companions):
+            return "its name is that of a part of a packed layer"
+        if is_packed_weight(spec.name, spec.dtype, spec.shape):
+            return f"programs take a dense matrix of {spec.dtype} for the codes of a packed layer without scales"
+        return None
 
     def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
         """Return the entries that a tensor takes in a file."""
@@ -418,13 +428,13 @@ def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
     return make(bytes(stored.view()))
 
 
-def is_packed_weight(name: str, tensor: Tensor) -> bool:
+def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
     """Whether a tensor that belongs to no layer can only be the codes of one: dense weights have other types."""
-    if len(tensor.shape) < 2 or not tensor.size:
+    if len(shape) < 2 or 0 in shape:
         return False
-    if tensor.dtype.startswith(_SMALL_FLOATS):
+    if dtype.startswith(_SMALL_FLOATS):
         return True
-    return tensor.dtype in _INTEGERS and (name.endswith(WEIGHT) or role_of(name) in _ROLES_WITH_CODES)
+    return dtype in _INTEGERS and (name.endswith(WEIGHT) or role_of(name) in _ROLES_WITH_CODES)
 
 
 def tied_head(artifact: Artifact) -> list[str]:

@@ -53,15 +53,15 @@ class Declared:
     group: int | None
     rules: Mapping[str, Config]
 
-    def group_sizes(self, stem: str) -> set[object]:
+    def group_sizes(self, stem: str) -> list[object]:
         """Return the sizes of groups that a layer may have: that of the rule for its name, else the usual one and those
         of all patterns, which are not evaluated."""
         names = (stem, f"+:{stem}", f"^{re.escape(stem)}$", f"+:^{re.escape(stem)}$")
         rule = next((self.rules[name] for name in names if name in self.rules), None)
         if rule is not None:
-            return {rule.get("group_size", self.group)}
+            return [rule.get("group_size", self.group)]
         patterns = [rule for name, rule in self.rules.items() if not _PATTERN.isdisjoint(name)]
-        return {self.group, *(rule.get("group_size", self.group) for rule in patterns)}
+        return [self.group, *(rule.get("group_size", self.group) for rule in patterns)]
 
 
 class ColumnsDialect(PackingDialect):
@@ -129,7 +129,7 @@ class ColumnsDialect(PackingDialect):
         """
         if groups <= 1:
             return None
-        sizes = [size for size in declared.group_sizes(stem) if isinstance(size, int) and size > 0]
+        sizes = {size for size in declared.group_sizes(stem) if isinstance(size, int) and size > 0}
         fits = [size for size in sizes if -(-cols // size) == groups]
         if len(fits) > 1:
             text = f"expected one size of groups, found {sorted(fits)} for {groups} groups"

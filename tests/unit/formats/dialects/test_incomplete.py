@@ -237,6 +237,18 @@ def test_groups_of_ordered_columns_are_counted(tmp_path: Path) -> None:
         assert checkpoint[f"{UP}.weight"].params["group_size"] == 64
 
 
+@pytest.mark.parametrize("size", [[64], {"a": 1}, "64", None, -1, 1.5])
+def test_a_group_size_that_is_no_number_is_refused_or_ignored(size: Any, tmp_path: Path) -> None:
+    of = layer(64, 256, 4, 64, low=1)
+    stated = {**GPTQ, "sym": False, "group_size": 64, "dynamic": {"+:.*up.*": {"group_size": size}}}
+    path = folder(tmp_path / "m", packing.gptq(UP, of), stated)
+    try:
+        found = rounded(path)
+    except IngotError:
+        return
+    assert np.array_equal(found, of.values)
+
+
 def test_groups_of_columns_that_are_not_said(tmp_path: Path) -> None:
     of = layer(64, 64, 4, 32, sym=True)
     stated = packing.ct_config(4, 32, sym=True)

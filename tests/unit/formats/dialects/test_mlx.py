@@ -12,6 +12,7 @@ import pytest
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.config import MAX_CONFIG
+from ingot.core.dtypes import numpy_dtype
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder
 from ingot.formats.dialects.mlx import MlxFormat
@@ -154,11 +155,14 @@ def test_damaged_configs_are_refused() -> None:
     ],
     ids=str,
 )
-def test_parts_that_do_not_fit_are_refused(entries: dict[str, tuple[tuple[int, ...], str]], rule: str) -> None:
-    target, _ = TestMlx().write([dense(name, shape, dtype) for name, (shape, dtype) in entries.items()])
+def test_parts_that_do_not_fit_are_refused(
+    entries: dict[str, tuple[tuple[int, ...], str]], rule: str, tmp_path: Path
+) -> None:
+    arrays = {name: np.zeros(shape, numpy_dtype(dtype)) for name, (shape, dtype) in entries.items()}
+    ingot.save(tmp_path / "model.safetensors", arrays)
     config = b'{"quantization": {"bits": 4, "group_size": 32}}'
     with pytest.raises(IngotError) as found:
-        opened({**{name: bytes(data) for name, data in target.files.items()}, "config.json": config})
+        opened({"model.safetensors": (tmp_path / "model.safetensors").read_bytes(), "config.json": config})
     assert found.value.rule == rule
 
 
@@ -258,3 +262,22 @@ def test_integers_of_another_container_are_taken_as_they_are(tmp_path: Any, reci
         tensor = after["layers.0.mlp.up_proj.weight"]
         assert (tensor.codec, tensor.params["zero_kind"]) == ("affine", "offset")
         assert tensor.numpy("f32").tobytes() == before["layers.0.mlp.up_proj.weight"].numpy("f32").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("a.weight", "u32", "codes of a packed layer"),
+        ("a.weight", "i8", "codes of a packed layer"),
+        ("a.scales", "f16", "part"),
+    ],
+)
+def test_dense_matrices_that_mlx_takes_for_codes_are_refused(
+    name: str, dtype: str, reason: str, tmp_path: Path
+) -> None:
+    """The folder's own reader refuses them beside a packed layer."""
+    packed = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    ingot.save(tmp_path / "m.zt", {"b.weight": packed, name: np.zeros((2, 3), numpy_dtype(dtype))})
+    with pytest.raises(UnsupportedError, match=reason) as caught:
+        ingot.convert(tmp_path / "m.zt", tmp_path / "mlx", "mlx-4bit", format="mlx", keep_names=True)
+    assert caught.value.rule == "convert.unsupported"
