@@ -125,9 +125,9 @@ interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
 	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) --must-run -o timeout=1800 -s tests/interop/test_llama_cpp.py
 	INGOT_LLAMA_PYTHON=$(abspath $(VENV).llama)/bin/python $(PYTEST) -m '' --must-run tests/unit/docs/test_stories.py
 
-# llama.cpp as a wheel has it, and the perplexities of a real model of 135 million weights (93 MB) in both programs.
+# llama.cpp as a wheel has it: it opens what Ingot writes; and the perplexities of a real model of 135 million weights (93 MB) in both programs.
 xllamacpp: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
-	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m '' tests/interop/test_llama_perplexity.py
+	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_perplexity.py tests/interop/test_xllamacpp.py
 
 $(VENV).xllamacpp/.installed:
 	rm -rf $(VENV).xllamacpp

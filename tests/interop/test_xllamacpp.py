@@ -60,11 +60,23 @@ PROMPT = [5, 9, 2, 30, 11, 7, 40, 200, 256, 31]
 
 
 def ask(kind: str, path: Path, **job: Any) -> Any:
-    """Return llama.cpp's answer; None if it ended without one."""
-    job = {"kind": kind, "path": str(path), **job}
-    done = subprocess.run([sys.executable, str(PROGRAM), json.dumps(job)], capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    return json.loads(lines[-1].removeprefix("ANSWER ")) if lines else None
+    """Return llama.cpp's answer.
+
+    Its server at times ends or hangs while it starts, on a machine that has more to do than it can: it is asked three
+    times.
+    """
+    command = [sys.executable, str(PROGRAM), json.dumps({"kind": kind, "path": str(path), **job})]
+    errors = ""
+    for _ in range(3):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        except subprocess.TimeoutExpired:
+            continue
+        lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+        if lines:
+            return json.loads(lines[-1].removeprefix("ANSWER "))
+        errors = done.stderr
+    raise AssertionError(f"no answer: {errors[-2000:]}")
 
 
 def log_probabilities(path: Path, prompt: Any = PROMPT) -> np.ndarray[Any, Any]:

@@ -42,13 +42,15 @@ def answer(job: dict[str, Any]) -> Any:
         return server.handle_embeddings({"input": job["texts"]})
     if job["kind"] == "rerank":
         return server.handle_rerank({"query": job["query"], "documents": job["texts"]})
-    asked = {
+    request = {
         "prompt": job["prompt"],
         "temperature": 0.0,
         "max_tokens": job.get("count", 1),
         "logprobs": job.get("tokens"),
+        # the first token is an ASCII character: there are no probabilities beside an incomplete one or the end
+        "logit_bias": [[5, 1000.0]] if "tokens" in job else [],
     }
-    return server.handle_completions(asked)
+    return server.handle_completions(request)
 
 
 print("ANSWER", json.dumps(answer(json.loads(sys.argv[1]))), flush=True)
