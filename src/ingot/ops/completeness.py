@@ -63,7 +63,12 @@ def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[
         SHAPE: "get the complete model, or correct config.json, or leave the tensors out with --drop PATTERN",
         DUPLICATE: "remove the files that are not meant, or pass --trust-index to read only what the index lists",
     }[rule]
-    raise UnsupportedError(f"{list_names(names)}; {advice}", rule=rule, where=source.location)
+    problem = {
+        MISSING: "the model lacks",
+        SHAPE: "shapes are not those of the model:",
+        DUPLICATE: "the folder has stale files:",
+    }[rule]
+    raise UnsupportedError(f"{problem} {list_names(names)}; {advice}", rule=rule, where=source.location)
 
 
 def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:

@@ -19,6 +19,8 @@ from ingot.model.delta import delta_of
 from ingot.model.lazy import Many, as_many
 from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Tensor
+from ingot.ops.architectures.unknown import RULE as UNKNOWN
+from ingot.ops.architectures.unopened import unopened_note
 from ingot.ops.attachments import check_package
 from ingot.ops.check.findings import Finding, finding_of
 from ingot.ops.check.options import VerifyOptions
@@ -124,6 +126,8 @@ def examine(
     if strict:
         findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
     shown = remarks(source)
+    unopened = unopened_note(source)
+    shown += [(UNKNOWN, unopened)] if unopened else []
     findings += [
         Finding("note", rule, path, text) for rule, text in source.catalog.remarks if (rule, text) not in shown
     ]

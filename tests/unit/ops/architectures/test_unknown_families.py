@@ -147,3 +147,16 @@ def test_a_file_that_is_a_part_of_the_folder_is_not_the_model(tmp_path: Path) ->
         assert "convert the folder" in (matrix(part, to=["gguf"]).targets[0].obstacle or "")
         ingot.convert(part, tmp_path / f"{part.stem}.gguf", keep_names=True)
     ingot.convert(tmp_path / "s" / "model.safetensors.index.json", tmp_path / "x.gguf")
+
+
+def test_verify_says_what_no_program_opens(tmp_path: Path) -> None:
+    source = model(tmp_path / "m", {"model_type": "brandnew"})
+    ingot.convert(source, tmp_path / "x.gguf", keep_names=True)
+    ingot.convert(source, tmp_path / "x", format="mlx", recipe="mlx-4bit", keep_names=True)
+    ingot.convert(model_folder.write(tmp_path / "llama"), tmp_path / "y.gguf")
+    with ingot.open(tmp_path / "y.gguf") as opened:
+        kept = {name.replace("token_embd", "model.embed_tokens"): tensor for name, tensor in opened.items()}
+        ingot.save(tmp_path / "z.gguf", kept, opened.metadata)
+    for path, program in (("x.gguf", "llama.cpp"), ("x", "mlx_lm"), ("z.gguf", "llama.cpp"), ("y.gguf", "")):
+        notes = [item.message for item in ingot.verify(tmp_path / path) if item.rule == "architecture.unknown"]
+        assert [note.split(" does not open")[0] for note in notes] == ([program] if program else [])
