@@ -44,6 +44,11 @@ def check_docs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def check_words() -> ModuleType:
+    return tool("check_words")
+
+
+@pytest.fixture(scope="session")
 def bench_table() -> ModuleType:
     return tool("bench_table")
 
