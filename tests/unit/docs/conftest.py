@@ -49,6 +49,11 @@ def check_words() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def sample_docstrings() -> ModuleType:
+    return tool("sample_docstrings")
+
+
+@pytest.fixture(scope="session")
 def bench_table() -> ModuleType:
     return tool("bench_table")
 
