@@ -1,4 +1,4 @@
-# Two commands for users: `make demo` and `make test`. The rest is for those who work on Ingot (see CONTRIBUTING.md).
+# Two commands for users: `make demo` and `make test`. The rest is for those who work on Ingot (see docs/developing/checks.md).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
