@@ -1,4 +1,4 @@
-# Two commands for users: `make demo` and `make test`. The rest is for those who work on Ingot (see CONTRIBUTING.md).
+# Two commands for users: `make demo` and `make test`. The rest is for those who work on Ingot (see docs/developing/checks.md).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs docs-site check bench wide fuzz damage kills clean
+.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -149,7 +149,7 @@ cases: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python -m tests.oracles.run $(CASES)
 	INGOT_PAIRS=$(CASES) $(PYTEST) --must-run tests/property/test_format_pairs.py
 
-check: lint types imports docs
+check: lint types imports docs words
 
 # Everything that is installed and built, without running it. Beside each other with `make -j2`.
 environments: $(VENV)/.installed $(VENV)/.lint $(VENV).minimum/.installed
@@ -168,6 +168,10 @@ imports: $(VENV)/.installed $(VENV)/.lint
 
 docs: $(VENV)/.installed
 	$(BIN)/python tools/check_docs.py
+
+# Names, phrases and commit subjects. A package may not have more hits than tools/words_allowed.json allows.
+words: $(VENV)/.created
+	$(BIN)/python tools/check_words.py
 
 # build/site/index.html, which needs no server. docs/site/conf.py says how; a warning is an error, a link to nothing is one.
 docs-site: $(VENV).site/.installed

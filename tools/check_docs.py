@@ -7,7 +7,8 @@ Checked: relative links and their anchors; paths and make targets named in the t
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
 source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
 tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders; every test that the page of
-statements names is there; the site's lists lead to every page of ``docs/``.
+statements names is there; the site's lists lead to every page of ``docs/``; fragments of the changelog have the names
+and the length that ``changelog.d/README.md`` states.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CATALOG, BENCHMARKS = "docs/containers.md", "docs/benchmarks.md"
 _SKIPPED = {"venv", ".git", "build", "dist", "ingot-demo", "golden", "node_modules"}
 _SHELL = ("sh", "bash", "console")
 _PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<[a-z]")
-_PATH = re.compile(r"(?:src|tests|tools|bench|spec|docs|examples|native|\.ci)/[\w./*-]*")
+_PATH = re.compile(r"(?:src|tests|tools|bench|spec|docs|examples|native|changelog\.d|\.ci|\.github)/[\w./*-]*")
 _NOT_KEPT = ("bench/results",)
 _RULE = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9-]*)")
 _FILE_SUFFIXES = {
@@ -403,6 +404,17 @@ def check_version(root: Path) -> Iterator[str]:
         yield f"CHANGELOG.md: newest entry {latest[1] if latest else None}, ingot.__version__ is {ingot.__version__}"
 
 
+def check_fragments(root: Path) -> Iterator[str]:
+    """Fragments of the changelog are named ISSUE.TYPE.md, and each has one line."""
+    for path in sorted((root / "changelog.d").glob("*")):
+        if path.name == "README.md":
+            continue
+        if not re.fullmatch(r"(?:\d+|\+[\w-]+)\.(?:added|changed|removed|fixed|security)(?:\.\d+)?\.md", path.name):
+            yield f"changelog.d/{path.name}: expected a name such as 38.fixed.md; see changelog.d/README.md"
+        elif len(path.read_text("utf-8").strip().splitlines()) != 1:
+            yield f"changelog.d/{path.name}: expected one line"
+
+
 def faults(root: Path) -> list[str]:
     """Return everything that is wrong, a line each."""
     found = []
@@ -410,7 +422,15 @@ def faults(root: Path) -> list[str]:
         place = document.path.relative_to(root)
         checks = (check_links(document), check_paths(document, root), check_blocks(document), check_commands(document))
         found += [f"{place}: {fault}" for check in checks for fault in check]
-    for check in (check_rules, check_tables, check_index, check_site, check_named_tests, check_version):
+    for check in (
+        check_rules,
+        check_tables,
+        check_index,
+        check_site,
+        check_named_tests,
+        check_version,
+        check_fragments,
+    ):
         found += check(root)
     return found
 

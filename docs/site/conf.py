@@ -41,7 +41,10 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/**", "spec/*.md", "examples/README.md", "src/ingot/demo/data/README.md"]
+include_patterns = [
+    *("*.md", "docs/**", "spec/*.md"),
+    *("changelog.d/README.md", "examples/README.md", "src/ingot/demo/data/README.md"),
+]
 exclude_patterns = ["bench", "build", "dist", "native", "tests", "tools", ".*", "ingot-demo"]
 smartquotes = False  # pages say what they say
 myst_heading_anchors = 4
@@ -57,15 +60,21 @@ _JOBS = (
     *("docs/howto/smaller", "docs/howto/containers", "docs/howto/check"),
     *("docs/howto/deltas", "docs/howto/run", "docs/howto/one-machine"),
 )
+_DEVELOPING = (
+    *("docs/developing/source", "docs/developing/checks", "docs/developing/benchmarks", "docs/developing/kernels"),
+    *("docs/developing/codec", "docs/developing/format", "docs/developing/store"),
+)
+_POLICIES = ("SECURITY", "CODE_OF_CONDUCT", "RELEASING", "changelog.d/README")
 # What leads from the first page to the others, and from the index of spec pages to these.
 _LEADS = {
     "README": (
         ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
         ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
         ("Do", _JOBS),
-        ("Know", ("docs/containers", "docs/benchmarks", "docs/limits")),
+        ("Know", ("docs/containers", "docs/benchmarks", "docs/limits", "docs/stability")),
         ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
-        ("Take part", ("CONTRIBUTING", "CHANGELOG", "src/ingot/demo/data/README")),
+        ("Develop", _DEVELOPING),
+        ("Take part", ("CONTRIBUTING", "CHANGELOG", *_POLICIES, "src/ingot/demo/data/README")),
     ),
     "spec/README": (("", ("*",)),),
 }

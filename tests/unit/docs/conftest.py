@@ -44,6 +44,16 @@ def check_docs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def check_words() -> ModuleType:
+    return tool("check_words")
+
+
+@pytest.fixture(scope="session")
+def sample_docstrings() -> ModuleType:
+    return tool("sample_docstrings")
+
+
+@pytest.fixture(scope="session")
 def bench_table() -> ModuleType:
     return tool("bench_table")
 

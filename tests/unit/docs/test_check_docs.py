@@ -158,6 +158,26 @@ def test_versions(check_docs, tmp_path):
     assert len(list(check_docs.check_version(tmp_path))) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "faulty"),
+    [
+        ("README.md", "# Fragments\n\nMore.\n", False),
+        ("38.fixed.md", "It works.\n", False),
+        ("38.fixed.1.md", "It works.\n", False),
+        ("+gguf-names.added.md", "It works.\n", False),
+        ("38.broken.md", "It works.\n", True),
+        ("gguf.added.md", "It works.\n", True),
+        ("38.fixed.txt", "It works.\n", True),
+        ("38.fixed.md", "", True),
+        ("38.fixed.md", "It works.\n\nAnd more.\n", True),
+    ],
+)
+def test_fragments_of_the_changelog(check_docs, tmp_path, name, text, faulty):
+    (tmp_path / "changelog.d").mkdir()
+    (tmp_path / "changelog.d" / name).write_text(text)
+    assert bool(list(check_docs.check_fragments(tmp_path))) is faulty
+
+
 def test_what_the_site_leads_to(check_docs, tmp_path):
     (tmp_path / "docs/site").mkdir(parents=True)
     (tmp_path / "docs/site/conf.py").write_text(

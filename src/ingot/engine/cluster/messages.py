@@ -181,7 +181,7 @@ def convert(value: Any, cls: type[T]) -> T:
     """Return parsed JSON as a value of a type; raises ``InvalidMessageError``."""
     try:
         return msgspec.convert(value, cls)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise InvalidMessageError(str(error)[:200]) from error
 
 

@@ -1,4 +1,4 @@
-"""The codec and the store that CONTRIBUTING.md shows pass their suites, and can be used once they are in the tables."""
+"""The examples of docs/developing pass their suites, and Ingot uses them once they are registered."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ import ingot
 from ingot.codecs.base import Codec, Encoder
 from ingot.formats.base import Format
 
-PAGE = Path(__file__).resolve().parents[3] / "CONTRIBUTING.md"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "developing"
 
 
-def _code(chapter: str) -> str:
-    """Return the example of a chapter."""
-    return PAGE.read_text("utf-8").partition(f"## {chapter}\n")[2].partition("\n```python\n")[2].partition("\n```\n")[0]
+def _code(page: str) -> str:
+    """Return the last Python block of a page."""
+    return (PAGES / f"{page}.md").read_text("utf-8").rpartition("\n```python\n")[2].partition("\n```\n")[0]
 
 
 def _example(name: str, code: str) -> ModuleType:
     module = ModuleType(name)
     sys.modules[name] = module
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    exec(compile(code, name, "exec"), module.__dict__)
     return module
 
 
-CODE, STORE = _code("A codec in an hour"), _code("A store in an hour")
-DIALECT = _code("A dialect in half an hour")
-EXAMPLE = _example("contributing_example", CODE)
-TestFixed8 = EXAMPLE.TestFixed8  # collected and run like any other
-TestZipStore = _example("contributing_store", STORE).TestZipStore
+CODE, DIALECT, STORE = _code("codec"), _code("format"), _code("store")
+TestFixed8 = _example("example_codec", CODE).TestFixed8  # collected and run like any other
+TestZipStore = _example("example_store", STORE).TestZipStore
 
 USE = """
 import ingot
@@ -133,10 +131,9 @@ def test_a_recipe_can_use_it(tmp_path: Path) -> None:
     assert worst.stats.max_abs <= 2**-9
 
 
-@pytest.mark.parametrize(
-    ("heading", "protocols"), [("A codec in an hour", (Codec, Encoder)), ("A format in an hour", (Format,))]
-)
-def test_every_member_of_a_contract_is_explained(heading: str, protocols: tuple[type, ...]) -> None:
-    section = PAGE.read_text("utf-8").partition(f"## {heading}")[2].partition("\n## ")[0]
-    members = {name for one in protocols for name in (*vars(one), *one.__annotations__) if not name.startswith("_")}
-    assert members - set(re.findall(r"[a-z_]+", section)) == set()
+@pytest.mark.parametrize(("page", "protocols"), [("codec", (Codec, Encoder)), ("format", (Format,))])
+def test_every_member_of_a_contract_is_explained(page: str, protocols: tuple[type, ...]) -> None:
+    text = (PAGES / f"{page}.md").read_text("utf-8")
+    prose = "\n".join(text.split("\n```")[::2])  # an example does not explain
+    members = {name for cls in protocols for name in (*vars(cls), *cls.__annotations__) if not name.startswith("_")}
+    assert members - set(re.findall(r"[a-z_]+", prose)) == set()
