@@ -22,6 +22,6 @@ def unopened_note(source: Source) -> str:
     if source.format.name == "mlx" and source.is_folder:
         config = source.config()
         if not is_opened(config):
-            kind = str(config.get("model_type"))[:80]
-            return f"mlx_lm does not open this folder: it has no module of model_type {kind!r}"
+            model_type = str(config.get("model_type"))[:80]
+            return f"mlx_lm does not open this folder: it has no module of model_type {model_type!r}"
     return ""
