@@ -65,7 +65,7 @@ _LEADS = {
         ("Do", _JOBS),
         ("Know", ("docs/containers", "docs/benchmarks", "docs/limits")),
         ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
-        ("Take part", ("CONTRIBUTING", "CHANGELOG", "src/ingot/demo/data/README")),
+        ("Take part", ("CONTRIBUTING", "docs/developing/plugin", "CHANGELOG", "src/ingot/demo/data/README")),
     ),
     "spec/README": (("", ("*",)),),
 }

@@ -1,0 +1,18 @@
+"""The entries of the extensions that ship with Ingot: a copy of ``[project.entry-points]`` in ``pyproject.toml``.
+
+Extensions use the groups that plugins use. This copy serves a source tree whose installed metadata is older, and it
+spares programs that need no plugin the search for metadata. A test compares it with ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+EXTENSIONS: dict[str, dict[str, str]] = {
+    "ingot.commands": {
+        "cache": "ingot.cli.cache:register",
+        "int4": "ingot.cli.int4:register",
+        "kernel": "ingot.cli.kernel:register",
+        "lut": "ingot.cli.lut:register",
+        "plan": "ingot.cli.plan:register",
+    },
+}
+"""Group to names to ``"module:attribute"``."""
