@@ -41,9 +41,9 @@ from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.squizd.format import SquizdFormat
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import of_config
+from ingot.ops.load.preparers import preparer_for
 from ingot.ops.open import detect, find
 from ingot.ops.save import save
-from ingot.ops.squish.status import is_squish_directory
 from ingot.stores.table import from_url, locate
 
 _LOGGER = logging.get_logger(__name__)
@@ -175,7 +175,7 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
         store, name = locate(path)
         if name:
             return False
-        if is_squish_directory(path):
+        if preparer_for(store) is not None:
             return True
         format, _ = detect_folder(listing(store), store)
         config = stored_config(store, "model.config")

@@ -14,5 +14,8 @@ EXTENSIONS: dict[str, dict[str, str]] = {
         "lut": "ingot.cli.lut:register",
         "plan": "ingot.cli.plan:register",
     },
+    "ingot.model_preparers": {
+        "squish": "ingot.ops.squish.preparer:TierPreparer",
+    },
 }
 """Group to names to ``"module:attribute"``."""
