@@ -14,6 +14,10 @@ EXTENSIONS: dict[str, dict[str, str]] = {
         "lut": "ingot.cli.lut:register",
         "plan": "ingot.cli.plan:register",
     },
+    "ingot.inspectors": {
+        "anek": "ingot.cli.program:KernelInspector",
+        "hwx": "ingot.cli.program:ProgramInspector",
+    },
     "ingot.model_preparers": {
         "squish": "ingot.ops.squish.preparer:TierPreparer",
     },

@@ -204,3 +204,15 @@ def test_store_of_a_plugin_is_read_by_its_scheme(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_inspector_of_a_plugin_shows_its_files(tmp_path: Path) -> None:
+    code = (
+        "class Notes:\n"
+        "    def recognizes(self, head): return head.startswith(b'NOTE')\n"
+        "    def show(self, path, details, json): print(path, details, json)\n"
+    )
+    write_distribution(tmp_path / "site", "cli-notes", "[ingot.inspectors]\nnotes = cli_notes:Notes\n", code)
+    (tmp_path / "a.bin").write_bytes(b"NOTE of someone")
+    done = run(tmp_path, "inspect", "a.bin", "--json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a.bin True True\n", "")
