@@ -1,6 +1,7 @@
 """transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``).
 
-What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core ML packages become such models.
+A stack selector (``ingot.model.stacks``) chooses what a ``.squizd`` runs on. Every stack but a Core ML package becomes
+a model of transformers.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from ingot.core.options import takes
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.features import Flags
+from ingot.model.stacks import STACK_SELECTORS, Dispatch, StackRequest
 from ingot.stores.table import location_of
-from ingot.targets import dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ def load(options: LoadOptions, given: Given) -> Any:
     return model
 
 
-def _wishes(options: LoadOptions) -> dispatch.Wishes:
-    """Return what of the options decides on stacks."""
+def _stack_request(options: LoadOptions) -> StackRequest:
+    """Return the options that decide on stacks."""
     kind = str(options.device).partition(":")[0]
     asked = [
         text
@@ -130,20 +131,20 @@ def _wishes(options: LoadOptions) -> dispatch.Wishes:
         )
         if given
     ]
-    return dispatch.Wishes(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
+    return StackRequest(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
 
 
 def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) -> tuple[Any, dict[str, Any]]:
     """Return what runs the first stack that can be run, with what the report says of it."""
     checkpoint, choice = source.checkpoint, None
-    if checkpoint.features is not None:
-        machine, wishes = dispatch.here(), _wishes(options)
-        choice = dispatch.own_dispatch(checkpoint.features, machine, wishes)
+    if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:
+        selector, request = STACK_SELECTORS[checkpoint.format], _stack_request(options)
+        choice = selector.select(checkpoint.features, request)
         if choice.stack == Flags.ANE_COREML.name:
             try:
                 return _package(source, choice)
             except UnsupportedError as error:
-                choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
+                choice = selector.select(checkpoint.features, replace(request, refused=str(error)))
     packed = _packed(checkpoint, options.keep_packed, choice)
     if not options.stream:
         checkpoint.read_ahead(taking_order(checkpoint, packed))  # weights travel while torch is imported
@@ -153,11 +154,11 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) 
     plan = _Plan(replace(options, device=_device(torch, options.device)), given, packed)
     model, done = _load(torch, source, plan, meter)
     if choice is not None:
-        done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
+        done |= {"why": f"{done['why']}; {choice.describe()}", "dispatch": choice}
     return model, done
 
 
-def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[str, Any]]:
+def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]]:
     part = source.checkpoint.attachments.coreml
     if part is None:  # the reader has refused such a file
         raise UnsupportedError("expected a Core ML package, found none", rule="model.coreml")
@@ -165,7 +166,7 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
     return model, {
         "format": source.checkpoint.format,
         "tier": "Core ML package",
-        "why": choice.told(),
+        "why": choice.describe(),
         "model": type(model).__name__,
         "dtype": "",
         "device": "as Core ML chooses",
@@ -252,7 +253,7 @@ def _require_room(device: Any, max_ram: str | int | None, where: str, nbytes: in
         require_ram(nbytes, "decoded weights", STREAMED if streaming else NO_ROOM, max_ram, where)
 
 
-def _packed(checkpoint: Checkpoint, asked: bool | None, choice: dispatch.Dispatch | None) -> set[str]:
+def _packed(checkpoint: Checkpoint, asked: bool | None, choice: Dispatch | None) -> set[str]:
     """Return the tensors that are to stay packed: as asked, else those from whose codes the stack multiplies."""
     if asked is not None:
         return packable(checkpoint) if asked else set()

@@ -21,5 +21,11 @@ EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.model_preparers": {
         "squish": "ingot.ops.squish.preparer:TierPreparer",
     },
+    "ingot.report_sections": {
+        "chips": "ingot.ops.ane.report_section:ChipSection",
+    },
+    "ingot.stack_selectors": {
+        "squizd": "ingot.targets.dispatch:SquizdStacks",
+    },
 }
 """Group to names to ``"module:attribute"``."""
