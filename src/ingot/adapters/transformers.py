@@ -15,6 +15,7 @@ from typing import Any
 from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.model_source import ModelSource, resolve
 from ingot.adapters.options import INT8, LoadOptions
+from ingot.adapters.serving import KV_CACHES, PACKED
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import made_bytes, packable, put_packed
@@ -228,7 +229,7 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
     if options.compute == INT8:
         _round(model, device, checkpoint.location)
     if options.kv_cache is not None:
-        require("ingot.adapters.kv_cache", EXTRA).install(model, options.kv_cache)
+        KV_CACHES[PACKED].install(model, options.kv_cache)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     kept = placed.packed | {site.tensor.name for site in placed.streamed}

@@ -14,9 +14,15 @@ EXTENSIONS: dict[str, dict[str, str]] = {
         "lut": "ingot.cli.lut:register",
         "plan": "ingot.cli.plan:register",
     },
+    "ingot.draft_decoders": {
+        "eagle3": "ingot.adapters.speculate:EagleDecoding",
+    },
     "ingot.inspectors": {
         "anek": "ingot.cli.program:KernelInspector",
         "hwx": "ingot.cli.program:ProgramInspector",
+    },
+    "ingot.kv_caches": {
+        "packed": "ingot.adapters.kv_cache:PackedCaching",
     },
     "ingot.model_preparers": {
         "squish": "ingot.ops.squish.preparer:TierPreparer",
