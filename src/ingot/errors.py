@@ -105,6 +105,10 @@ class ResourceError(IngotError):
     """The machine said no: disk full, RAM ceiling too low, target not writable."""
 
 
+class PluginError(IngotError):
+    """An entry of an installed plugin cannot be used; the message names the plugin's distribution."""
+
+
 class MissingExtraError(IngotError, ImportError):
     """An optional dependency is needed and not installed."""
 

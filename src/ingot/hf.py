@@ -12,6 +12,7 @@ Raises ``MissingExtraError`` where torch or transformers is not installed.
 
 from __future__ import annotations
 
+from ingot.adapters.serving import KV_CACHES, PACKED
 from ingot.core.extras import require
 
 EXTRA = "transformers"
@@ -22,6 +23,6 @@ _quantizer = require("ingot.adapters.transformers_quantizer", EXTRA)
 _quantizer.register()
 
 IngotConfig = _quantizer.IngotConfig
-use_kv_cache = require("ingot.adapters.kv_cache", EXTRA).use_kv_cache
+use_kv_cache = KV_CACHES[PACKED].use_kv_cache
 
 __all__ = ["IngotConfig", "use_kv_cache"]

@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot.adapters.eval_gate import Term, Verdict, judged, parse_gate, require_measured
 from ingot.adapters.eval_receipt import write_receipt
 from ingot.adapters.eval_report import report_of
 from ingot.adapters.generate import positions, require_room, require_vocabulary, vocabulary
+from ingot.adapters.kv_options import KvUse
 from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import EXACT, Loading, LoadOptions, Measures, Protocol
 from ingot.adapters.scores import Scores
+from ingot.adapters.serving import KV_CACHES, PACKED
 from ingot.adapters.special_tokens import SpecialToken
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -34,9 +36,6 @@ from ingot.errors import UsageError
 from ingot.model.report import Report, Shown
 from ingot.ops.check.receipt import require_place
 from ingot.stores.table import location_of
-
-if TYPE_CHECKING:
-    from ingot.adapters.kv_cache import KvUse
 
 # Logits of a pass, in elements: 64 MiB in f32.
 _LOGITS = 1 << 24
@@ -310,7 +309,7 @@ def _timed(model: Any, batch: Any, passes: Passes) -> Any:
     wait = _waiting(batch.device)
     wait()
     began = time.perf_counter()
-    kv = require("ingot.adapters.kv_cache", EXTRA)
+    kv = KV_CACHES[PACKED]
     if kv.settings_of(model) is None:
         logits = model(input_ids=batch, use_cache=False).logits
     else:

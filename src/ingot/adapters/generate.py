@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ingot.adapters.kv_options import KvUse
 from ingot.adapters.load_report import LoadReport
 from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Draft, LoadOptions
+from ingot.adapters.serving import DRAFT_DECODERS, EAGLE
 from ingot.adapters.special_tokens import prompt_tokens
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_config import EXTRA
@@ -20,9 +22,6 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.ops.attachments import located, no_attachment
 from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open as open_checkpoint
-
-if TYPE_CHECKING:
-    from ingot.adapters.kv_cache import KvUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,9 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         use = None if wanted.kv_cache is None else caches[0].use()
     else:
         head = draft_head(wanted.path if draft.head is None else draft.head, model)
-        speculate = require("ingot.adapters.speculate", EXTRA).speculate
-        done = speculate(model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens)
+        done = DRAFT_DECODERS[EAGLE].speculate(
+            model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens
+        )
         new_tokens, first, rest, drafted, use = done.tokens, done.first, done.rest, _drafted(done), None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
@@ -154,7 +154,6 @@ def draft_head(path: AnyPath, model: Any) -> Any:
     FormatError
         ``draft.*``.
     """
-    eagle = require("ingot.adapters.eagle", EXTRA)
     with open_checkpoint(path) as checkpoint, located(checkpoint.location):
         carried = checkpoint.attachments.draft
         if carried is None and "fc.weight" not in checkpoint:
@@ -162,7 +161,7 @@ def draft_head(path: AnyPath, model: Any) -> Any:
             error.message += ", or name one that lies elsewhere with --draft-head PATH"
             raise error
         own = config_of_draft(checkpoint)
-        return eagle.DraftHead(checkpoint if carried is None else carried, model, own)
+        return DRAFT_DECODERS[EAGLE].head(checkpoint if carried is None else carried, model, own)
 
 
 def _drafted(done: Any) -> Drafted:

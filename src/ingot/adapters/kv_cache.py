@@ -5,7 +5,6 @@ This module needs torch and transformers to be imported (``core.extras.require``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -14,24 +13,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ingot.adapters.kv_attention import NAME, register
 from ingot.adapters.kv_layer import PackedLayer
-from ingot.adapters.kv_options import KvCache
+from ingot.adapters.kv_options import KvCache, KvUse
 from ingot.adapters.kv_options import kv_cache as read_settings
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.report import Bytes
 
 _SETTINGS = "ingot_kv_cache"
-
-
-@dataclass(frozen=True, slots=True)
-class KvUse:
-    """What a cache holds: ``kind`` with its options, tokens of each sequence, bytes, and those of the full cache."""
-
-    kind: str
-    tokens: int
-    nbytes: Bytes
-    full_nbytes: Bytes
-    bytes_per_token: float
-    full_bytes_per_token: float
 
 
 class PackedCache(DynamicCache):
@@ -187,3 +173,12 @@ def read_in_steps(model: Any, batch: Any) -> tuple[Any, PackedCache]:
         for start, stop in zip(starts, [*starts[1:], batch.shape[1]], strict=True)
     ]
     return torch.cat(logits, dim=1), cache
+
+
+class PackedCaching:
+    """The packed KV caches of this module, registered in the group ``ingot.kv_caches``."""
+
+    install = staticmethod(install)
+    use_kv_cache = staticmethod(use_kv_cache)
+    settings_of = staticmethod(settings_of)
+    read_in_steps = staticmethod(read_in_steps)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
+from ingot.model.report import Bytes
 
 KINDS: Final = {"int8": (8, 64, 64), "int4": (4, 64, 64), "kivi2": (2, 32, 128)}
 """Bits, tokens of a block and tokens of the window of each kind."""
@@ -18,6 +19,18 @@ OBSERVED = 32
 _SIXTEENS = 16
 _MOST = 1024
 _LONGEST = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """Memory that a cache takes: ``kind`` with its options, tokens per sequence, bytes, and bytes of a full cache."""
+
+    kind: str
+    tokens: int
+    nbytes: Bytes
+    full_nbytes: Bytes
+    bytes_per_token: float
+    full_bytes_per_token: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.core.memory import anonymous_rss, resident
 from ingot.model.report import Bytes, Seconds
-from ingot.targets.dispatch import Dispatch
+from ingot.model.stacks import Dispatch
 
 
 @dataclass(frozen=True, slots=True)

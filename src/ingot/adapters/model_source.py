@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from ingot.core.config import CONFIG
 from ingot.errors import IngotError, UnsupportedError
@@ -16,14 +16,10 @@ from ingot.model.store import Store
 from ingot.ops.adapter_files import adapter_in
 from ingot.ops.architectures.translated import Translated, holds_a_model
 from ingot.ops.architectures.unknown import RULE as UNKNOWN
+from ingot.ops.load.preparers import LoadRequest, preparer_for
 from ingot.ops.open import detect, find, open_there
 from ingot.ops.open import open as open_checkpoint
-from ingot.ops.squish.status import holds_tiers
-from ingot.ops.squish.wanted import wanted_dtype
 from ingot.stores.table import locate_model, location_of
-
-if TYPE_CHECKING:
-    from ingot.ops.squish.choose import Choice
 
 AnyPath = str | PathLike[str]
 
@@ -47,7 +43,7 @@ class ModelSource:
 
 def resolve(
     path: AnyPath,
-    runtime: str = "torch",
+    runtime: Literal["torch", "mlx"] = "torch",
     keep_packed: bool = False,
     cache: bool = True,
     *,
@@ -83,12 +79,11 @@ def resolve(
     """
     store, name = find(path)
     folder = store if model_dir is None else model_folder(model_dir)
-    if not name and holds_tiers(store):
-        from ingot.ops.squish.prepare import prepare  # brings conversions along
-
-        wanted = dtype if dtype is not None or model_dir is None else wanted_dtype(model_dir)
-        choice = prepare(path, runtime, keep_packed=keep_packed, cache=cache, dtype=wanted)
-        return _of_tiers(choice, verify, folder)
+    preparer = None if name else preparer_for(store)
+    if preparer is not None:
+        form = preparer.prepare(path, LoadRequest(runtime, keep_packed, cache, dtype, model_dir))
+        opened = open_checkpoint(form.location, verify=verify)
+        return ModelSource(opened, form.location, folder, folder.location, form.tier, form.why)
     checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
     adapter = adapter_in(checkpoint, path)
     if adapter is not None:
@@ -130,13 +125,6 @@ def _translated(checkpoint: Checkpoint) -> Translated | None:
             where=checkpoint.location,
         )
     return translated
-
-
-def _of_tiers(choice: Choice, verify: bool, folder: Store) -> ModelSource:
-    """Open the tier that was chosen; config.json and the tokenizer lie in ``folder``."""
-    told = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
-    checkpoint = open_checkpoint(choice.path, verify=verify)
-    return ModelSource(checkpoint, choice.path, folder, folder.location, choice.tier.name, "; ".join(told))
 
 
 def model_folder(path: AnyPath) -> Store:

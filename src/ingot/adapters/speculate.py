@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ingot.adapters.decoder_layers import InNativeCalls
+from ingot.adapters.eagle import DraftHead
 from ingot.adapters.packed_linear import PackedWeight, rows_alone
 from ingot.errors import UnsupportedError
 
@@ -322,3 +323,10 @@ def require_croppable(cache: Any) -> None:
             f"expected a cache of all keys and values, found {', '.join(sorted(kinds))}; generate without the draft",
             rule="draft.model",
         )
+
+
+class EagleDecoding:
+    """Speculative decoding with EAGLE-3 heads, registered in the group ``ingot.draft_decoders``."""
+
+    head = DraftHead
+    speculate = staticmethod(speculate)

@@ -1,6 +1,7 @@
 """transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``).
 
-What a ``.squizd`` runs on is chosen by ``ingot.targets.dispatch``; all but Core ML packages become such models.
+A stack selector (``ingot.model.stacks``) chooses what a ``.squizd`` runs on. Every stack but a Core ML package becomes
+a model of transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ingot.adapters.load_report import LoadReport, Meter
 from ingot.adapters.model_source import ModelSource, resolve
 from ingot.adapters.options import INT8, LoadOptions
+from ingot.adapters.serving import KV_CACHES, PACKED
 from ingot.adapters.transformers_build import build
 from ingot.adapters.transformers_config import EXTRA, model_class, read_config, read_generation_config
 from ingot.adapters.transformers_packed import made_bytes, packable, put_packed
@@ -36,8 +38,8 @@ from ingot.core.options import takes
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.features import Flags
+from ingot.model.stacks import STACK_SELECTORS, Dispatch, StackRequest
 from ingot.stores.table import location_of
-from ingot.targets import dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ def load(options: LoadOptions, given: Given) -> Any:
     return model
 
 
-def _wishes(options: LoadOptions) -> dispatch.Wishes:
-    """Return what of the options decides on stacks."""
+def _stack_request(options: LoadOptions) -> StackRequest:
+    """Return the options that decide on stacks."""
     kind = str(options.device).partition(":")[0]
     asked = [
         text
@@ -130,20 +132,20 @@ def _wishes(options: LoadOptions) -> dispatch.Wishes:
         )
         if given
     ]
-    return dispatch.Wishes(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
+    return StackRequest(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
 
 
 def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) -> tuple[Any, dict[str, Any]]:
     """Return what runs the first stack that can be run, with what the report says of it."""
     checkpoint, choice = source.checkpoint, None
-    if checkpoint.features is not None:
-        machine, wishes = dispatch.here(), _wishes(options)
-        choice = dispatch.own_dispatch(checkpoint.features, machine, wishes)
+    if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:
+        selector, request = STACK_SELECTORS[checkpoint.format], _stack_request(options)
+        choice = selector.select(checkpoint.features, request)
         if choice.stack == Flags.ANE_COREML.name:
             try:
                 return _package(source, choice)
             except UnsupportedError as error:
-                choice = dispatch.own_dispatch(checkpoint.features, machine, replace(wishes, refused=str(error)))
+                choice = selector.select(checkpoint.features, replace(request, refused=str(error)))
     packed = _packed(checkpoint, options.keep_packed, choice)
     if not options.stream:
         checkpoint.read_ahead(taking_order(checkpoint, packed))  # weights travel while torch is imported
@@ -153,11 +155,11 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) 
     plan = _Plan(replace(options, device=_device(torch, options.device)), given, packed)
     model, done = _load(torch, source, plan, meter)
     if choice is not None:
-        done |= {"why": f"{done['why']}; {choice.told()}", "dispatch": choice}
+        done |= {"why": f"{done['why']}; {choice.describe()}", "dispatch": choice}
     return model, done
 
 
-def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[str, Any]]:
+def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]]:
     part = source.checkpoint.attachments.coreml
     if part is None:  # the reader has refused such a file
         raise UnsupportedError("expected a Core ML package, found none", rule="model.coreml")
@@ -165,7 +167,7 @@ def _package(source: ModelSource, choice: dispatch.Dispatch) -> tuple[Any, dict[
     return model, {
         "format": source.checkpoint.format,
         "tier": "Core ML package",
-        "why": choice.told(),
+        "why": choice.describe(),
         "model": type(model).__name__,
         "dtype": "",
         "device": "as Core ML chooses",
@@ -227,7 +229,7 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
     if options.compute == INT8:
         _round(model, device, checkpoint.location)
     if options.kv_cache is not None:
-        require("ingot.adapters.kv_cache", EXTRA).install(model, options.kv_cache)
+        KV_CACHES[PACKED].install(model, options.kv_cache)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
     kept = placed.packed | {site.tensor.name for site in placed.streamed}
@@ -252,7 +254,7 @@ def _require_room(device: Any, max_ram: str | int | None, where: str, nbytes: in
         require_ram(nbytes, "decoded weights", STREAMED if streaming else NO_ROOM, max_ram, where)
 
 
-def _packed(checkpoint: Checkpoint, asked: bool | None, choice: dispatch.Dispatch | None) -> set[str]:
+def _packed(checkpoint: Checkpoint, asked: bool | None, choice: Dispatch | None) -> set[str]:
     """Return the tensors that are to stay packed: as asked, else those from whose codes the stack multiplies."""
     if asked is not None:
         return packable(checkpoint) if asked else set()

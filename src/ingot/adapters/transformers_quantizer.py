@@ -38,12 +38,12 @@ from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.dialects.base import PACKING_KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
-from ingot.formats.squizd.format import SquizdFormat
+from ingot.model.stacks import STACK_SELECTORS
 from ingot.model.tensor import Tensor
 from ingot.ops.dialects import of_config
+from ingot.ops.load.preparers import preparer_for
 from ingot.ops.open import detect, find
 from ingot.ops.save import save
-from ingot.ops.squish.status import is_squish_directory
 from ingot.stores.table import from_url, locate
 
 _LOGGER = logging.get_logger(__name__)
@@ -175,7 +175,7 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
         store, name = locate(path)
         if name:
             return False
-        if is_squish_directory(path):
+        if preparer_for(store) is not None:
             return True
         format, _ = detect_folder(listing(store), store)
         config = stored_config(store, "model.config")
@@ -224,7 +224,7 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
         if config is not None and hasattr(config, key):
             delattr(config, key)
     keep = asked.keep_packed
-    if keep is None and not _is_squizd(path):
+    if keep is None and not _has_stacks(path):
         keep = True
     wanted = LoadOptions(
         path,
@@ -244,8 +244,9 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
     return model
 
 
-def _is_squizd(path: Any) -> bool:
-    return detect(*find(path))[0].name == SquizdFormat.name
+def _has_stacks(path: Any) -> bool:
+    """Return whether a stack selector decides which weights stay packed."""
+    return detect(*find(path))[0].name in STACK_SELECTORS
 
 
 def _require_no_revision(path: Any, revision: Any) -> None:

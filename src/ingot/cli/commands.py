@@ -1,4 +1,7 @@
-"""The one table of commands, each imported when it is asked for. A new command is a module and a line here."""
+"""The one table of commands, each imported on first use. A new command of Ingot is a module and a line here.
+
+Extensions and plugins add commands by entry points in the group ``ingot.commands``: functions ``register(app)``.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from ingot.core.registry import Registry
 
 
 class Commands(Registry[Any]):
-    """Commands of the parser by name, made by the function ``register`` of a module."""
+    """Commands of the parser by name, built by the ``register`` functions of their modules."""
 
     def _make(self, name: str, target: Any) -> Any:
         app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
         app.callback()(lambda: None)  # or a single command is no group
         target(app)
-        command: Any = typer.main.get_group(app).commands[name]
-        command.rich_help_panel, command.short_help = GROUP_OF[name], BRIEFLY[name]
+        command: Any = typer.main.get_group(app).commands.get(name)
+        if command is None:
+            raise TypeError(f"its function adds no command {name!r}")
+        command.rich_help_panel = GROUP_OF.get(name, PLUGINS)
+        command.short_help = BRIEFLY.get(name, command.short_help)
         for each in (command, *getattr(command, "commands", {}).values()):
             convert_lightly(each)
             help_briefly(each)
@@ -64,7 +70,11 @@ def _is_right(annotation: Any, value: Any) -> bool:
     return annotation == list[str] and type(value) in (list, tuple) and all(type(item) is str for item in value)
 
 
-# By the group of ``ingot --help``, in the order shown there: each command, its module, and what it is for in a line.
+PLUGINS = "Plugins"
+"""The group of ``ingot --help`` that lists commands of plugins."""
+
+# By the group of ``ingot --help``, in the order shown there: command, module, purpose in a line. The module is empty if
+# an extension registers the command (``core.extensions``).
 _GROUPS = {
     "Convert": (
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
@@ -72,7 +82,7 @@ _GROUPS = {
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
         ("calibrate", "calibrate", "Take a model's statistics, by which recipes round better"),
         ("run-plan", "run_plan", "Carry out a plan of `ingot convert --plan-out`"),
-        ("int4", "int4", "Add four-bit forms to a Squish directory, in place"),
+        ("int4", "", "Add four-bit forms to a Squish directory, in place"),
         ("recipes", "catalog", "List the preset recipes, or print one as TOML"),
     ),
     "Look": (
@@ -93,12 +103,12 @@ _GROUPS = {
     "Run": (
         ("generate", "generate", "Continue a prompt, and say what it took"),
         ("eval", "eval", "Measure perplexity, speed, memory; KL to a reference"),
-        ("cache", "cache", "Show, build or drop forms of a Squish directory"),
+        ("cache", "", "Show, build or drop forms of a Squish directory"),
     ),
     "Targets": (
-        ("plan", "plan", "Say what runs on an Apple Neural Engine, and its cost"),
-        ("kernel", "kernel", "Pack a weight for an Apple Neural Engine"),
-        ("lut", "lut", "Build an activation table for an Apple Neural Engine"),
+        ("plan", "", "Say what runs on an Apple Neural Engine, and its cost"),
+        ("kernel", "", "Pack a weight for an Apple Neural Engine"),
+        ("lut", "", "Build an activation table for an Apple Neural Engine"),
         ("extract", "extract", "Take out a draft head, a Core ML package; make one"),
     ),
 }
@@ -106,5 +116,6 @@ GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in row
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
 COMMANDS = Commands(
     "command",
-    tuple((name, f"ingot.cli.{module}:register") for rows in _GROUPS.values() for name, module, _ in rows),
+    tuple((name, f"ingot.cli.{module}:register") for rows in _GROUPS.values() for name, module, _ in rows if module),
+    group="ingot.commands",
 )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import typer
 
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
+from ingot.core.registry import Instances
+from ingot.errors import IngotError
+from ingot.model.store import Store
 from ingot.ops.check.options import InspectOptions
+from ingot.ops.options import AnyPath
+
+_HEAD = 16
 
 EPILOG = (
     "Examples:\n\n"
@@ -19,6 +26,21 @@ EPILOG = (
     "  ingot inspect model.zt --tensor lm_head.weight --json\n\n"
     "  ingot inspect model.squizd --no-tensors     (features, and the stack chosen per platform)"
 )
+
+
+class FileInspector(Protocol):
+    """Shows files that are not checkpoints, or whose tensors are only a part of what they contain."""
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether this inspector shows a file; ``head`` is its first 16 bytes, or all if it has fewer."""
+        ...
+
+    def show(self, path: AnyPath, details: bool, json: bool) -> None:
+        """Print the file, as JSON if ``json``; ``details`` is the option ``--tensors``."""
+        ...
+
+
+INSPECTORS: Instances[FileInspector] = Instances("inspector", group="ingot.inspectors", contract=FileInspector)
 
 
 def register(app: typer.Typer) -> None:
@@ -33,21 +55,23 @@ def command(options: InspectOptions, json: Json = False) -> None:
     Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
     kernels.
     """
-    from ingot.ops.ane.recognise import kind_of
     from ingot.ops.check.overview import describe
     from ingot.ops.open import find
 
     store, name = find(options.path, "pread" if options.content_id else "auto")
-    match kind_of(store, name):
-        case "kernel":
-            from ingot.cli import kernel
+    inspector = _inspector_for(store, name)
+    if inspector is not None:
+        inspector.show(options.path, options.tensors, json)
+        return
+    with progress_bar("hashing", quiet=json or not options.content_id) as progress:
+        report = describe(replace(options, progress=progress), store, name)
+    render(report, json=json)
 
-            kernel.show(options.path, options.tensors, json)
-        case "program":
-            from ingot.cli import program
 
-            program.show(options.path, options.tensors, json)
-        case _:
-            with progress_bar("hashing", quiet=json or not options.content_id) as progress:
-                report = describe(replace(options, progress=progress), store, name)
-            render(report, json=json)
+def _inspector_for(store: Store, name: str) -> FileInspector | None:
+    """Return the inspector of a file; None for checkpoints and folders."""
+    try:
+        head = store.head(name, _HEAD) if name else b""
+    except IngotError:  # opening the checkpoint raises the precise error
+        return None
+    return next((item for _, item in INSPECTORS.available() if item.recognizes(head)), None) if head else None

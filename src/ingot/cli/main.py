@@ -27,7 +27,7 @@ from ingot.cli.welcome import overview, welcome
 from ingot.core.atomic import PUBLISHED
 from ingot.core.border import foreign_error, system_error
 from ingot.core.suggest import did_you_mean
-from ingot.errors import ResourceError, printable
+from ingot.errors import PluginError, ResourceError, printable
 
 
 class _Commands(TyperGroup):
@@ -44,6 +44,17 @@ class _Commands(TyperGroup):
             welcome()
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        try:
+            return super().get_command(ctx, cmd_name)
+        except PluginError:
+            if ctx.resilient_parsing:  # completion in a shell lists the commands that can be loaded
+                return None
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,15 +1,43 @@
-"""What ``ingot inspect`` prints of a compiled program of the Neural Engine."""
+"""Inspectors of the Neural Engine's files, kernel units and compiled programs, in the group ``ingot.inspectors``."""
 
 from __future__ import annotations
 
 from ingot.cli.output import print_json
 from ingot.cli.tables import line, table
 from ingot.errors import printable
+from ingot.formats.anek.header import is_unit
 from ingot.model.words import number, shape_text, size_text
 from ingot.ops.options import AnyPath
+from ingot.targets.ane.program import is_program
 
 
-def show(path: AnyPath, list_registers: bool, json: bool) -> None:
+class KernelInspector:
+    """Shows kernel units: sections and records."""
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether a file that begins with ``head`` is a kernel unit."""
+        return is_unit(head)
+
+    def show(self, path: AnyPath, details: bool, json: bool) -> None:
+        """Print the unit; with ``details`` its records."""
+        from ingot.cli.kernel import show  # imports the command's options, which other files do not need
+
+        show(path, details, json)
+
+
+class ProgramInspector:
+    """Shows compiled programs: sections, registers and kernels."""
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether a file that begins with ``head`` is a compiled program."""
+        return is_program(head)
+
+    def show(self, path: AnyPath, details: bool, json: bool) -> None:
+        """Print the program; with ``details`` the registers that are not 0."""
+        show_program(path, details, json)
+
+
+def show_program(path: AnyPath, list_registers: bool, json: bool) -> None:
     """Print sections, kernels and tasks; with ``list_registers`` the registers that are not 0."""
     from ingot.ops.ane.program import inspect_program
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ingot.cli.commands import BRIEFLY, GROUP_OF
+from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS
 from ingot.cli.tables import line
+from ingot.errors import printable
+
+_WIDTH = 80
 
 JOBS = {
     "Make weights smaller": "ingot convert model.safetensors small.zt --recipe int4",
@@ -35,6 +38,12 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
         yield ""
         for place, name in enumerate(names):
             yield f"{'' if place else group:<8} {name:<10} {BRIEFLY[name]}"
+    if COMMANDS.plugins():
+        yield ""
+    for index, (name, plugin) in enumerate(COMMANDS.plugins().items()):
+        summary = f"{plugin.distribution}: {plugin.summary}".removesuffix(": ")
+        row = f"{'' if index else PLUGINS:<8} {printable(name):<10} {summary}"
+        yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
     yield ""
     for place, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))

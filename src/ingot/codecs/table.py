@@ -1,4 +1,7 @@
-"""The codecs there are, by id. Adding one is a module, a line here, a spec page, and a test class on ``CodecSuite``."""
+"""The table of codecs by id. A new codec of Ingot is a module, a line here, a spec page and a test class.
+
+Plugins add codecs by entry points in the group ``ingot.codecs``.
+"""
 
 from __future__ import annotations
 
@@ -36,4 +39,7 @@ CODECS: Instances[Codec] = Instances(
         ("delta_sign", "ingot.codecs.delta.sign:DeltaSign"),
         ("delta_int4", "ingot.codecs.delta.int4:DeltaInt4"),
     ),
+    group="ingot.codecs",
+    contract=Codec,
+    identifier="id",
 )

@@ -33,11 +33,12 @@ def detect_file(name: str, head: bytes) -> Format:
     if not head:
         raise FormatError("detect.empty", f"expected a checkpoint, found an empty file; {CUT_OFF}", where=name)
     foreign = foreign_file(name, head)
-    if foreign is not None:
-        raise foreign
-    for candidate in FORMATS.of_file(name, head):
+    formats = FORMATS.of_file(name, head) if foreign is None else FORMATS.of_plugins()
+    for candidate in formats:
         if candidate.claims(name, head):
             return candidate
+    if foreign is not None:
+        raise foreign
     raise UnsupportedError(
         f"expected weights in a format that `ingot formats` lists, found a file that begins with {head[:8]!r}; give "
         "the file of the weights, or the folder that it lies in",
@@ -94,7 +95,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
             rule="detect.several",
         )
     known = tuple(
-        suffix for key in FORMATS if not isinstance(FORMATS[key], LastResort) for suffix in FORMATS[key].suffixes
+        suffix for _, format in FORMATS.available() if not isinstance(format, LastResort) for suffix in format.suffixes
     )
     several = [name for name in names if name.lower().endswith(known)]
     if several:

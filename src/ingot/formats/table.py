@@ -1,4 +1,7 @@
-"""The one table of formats. A new format is a folder and a line here."""
+"""The one table of formats. A new format of Ingot is a folder and a line here.
+
+Plugins add formats by entry points in the group ``ingot.formats``.
+"""
 
 from __future__ import annotations
 
@@ -47,32 +50,48 @@ _ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
 
 
 class Formats(Instances[Format]):
-    """The formats by name, each imported when a sign speaks for it; one added without signs is always asked."""
+    """The formats by name. A format of Ingot is imported if a sign speaks for it; the others have no signs.
+
+    Formats of plugins come last. Detection of a file reaches them only if no format of Ingot claims the file.
+    """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
-        """Yield the formats that a file of this name, or one that begins so, may be of."""
+        """Yield the formats that a file with this name and beginning may have."""
         yield from self._of([name], head)
 
     def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
         """Yield the formats that a folder with files of these names may be of."""
         yield from self._of(names, b"")
 
+    def of_plugins(self) -> Iterator[Format]:
+        """Yield the formats of plugins."""
+        yield from (format for _, format in self.available_plugins())
+
     def endings(self) -> tuple[str, ...]:
         """Return the ends of names, in small letters, of files and folders with weights; imports no format that is
         listed here."""
         signs = {sign for _, _, signs in _ENTRIES for sign in signs if isinstance(sign, str) and sign.startswith(".")}
-        added = {suffix for key in self if key not in _SIGNS for suffix in self[key].suffixes}
-        return tuple(sorted((signs | added | {_PACKAGE}) - {_ARRAY}))
+        added = [self[key] for key in self._targets if key not in _SIGNS]
+        added += self.of_plugins()
+        suffixes = {suffix for format in added for suffix in format.suffixes}
+        return tuple(sorted((signs | suffixes | {_PACKAGE}) - {_ARRAY}))
 
     def _of(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
         lower = [name.lower() for name in names]
-        for key in self:
+        for key in self._targets:
             signs = _SIGNS.get(key, ("",))
             ends = tuple(sign for sign in signs if isinstance(sign, str))
             starts = [sign for sign in signs if not isinstance(sign, str)]
             if any(name.endswith(ends) for name in lower) or any(head.startswith(sign, at) for at, sign in starts):
                 yield self[key]
+        yield from self.of_plugins()
 
 
-FORMATS = Formats("format", tuple((name, path) for name, path, _ in _ENTRIES))
+FORMATS = Formats(
+    "format",
+    tuple((name, path) for name, path, _ in _ENTRIES),
+    group="ingot.formats",
+    contract=Format,
+    identifier="name",
+)
 _SIGNS = {name: signs for name, _, signs in _ENTRIES}

@@ -106,10 +106,11 @@ def _takes_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
 
 def formats() -> list[FormatInfo]:
     """Return every format that Ingot reads and writes."""
-    known = [FORMATS[name] for name in FORMATS]
     return [
-        FormatInfo(item.name, item.suffixes, [codec for codec in CODECS if carries(item, codec)], item.summary)
-        for item in known
+        FormatInfo(
+            name, item.suffixes, [codec for codec, _ in CODECS.available() if carries(item, codec)], item.summary
+        )
+        for name, item in FORMATS.available()
     ]
 
 
@@ -118,11 +119,11 @@ def codecs() -> list[CodecInfo]:
     return [
         CodecInfo(
             name,
-            CODECS[name].lossless,
-            [key for key in FORMATS if carries(FORMATS[key], name)],
-            (getdoc(type(CODECS[name])) or "").partition("\n")[0].rstrip(".").replace("``", "`"),
+            codec.lossless,
+            [key for key, format in FORMATS.available() if carries(format, name)],
+            (getdoc(type(codec)) or "").partition("\n")[0].rstrip(".").replace("``", "`"),
         )
-        for name in CODECS
+        for name, codec in CODECS.available()
     ]
 
 

@@ -131,8 +131,8 @@ def _foreign_suffix(name: str) -> bool:
 
 
 def _unknown_suffix(where: str, suffix: str) -> UsageError:
-    written = (FORMATS[name] for name in FORMATS if not isinstance(FORMATS[name], LastResort))
-    known = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
+    formats = (format for _, format in FORMATS.available() if not isinstance(format, LastResort))
+    known = list(dict.fromkeys(suffix for format in formats for suffix in format.suffixes))
     near = did_you_mean(suffix.lower(), known) if suffix else ""
     return UsageError(
         f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
@@ -144,8 +144,7 @@ def _unknown_suffix(where: str, suffix: str) -> UsageError:
 
 def format_of_suffix(name: str) -> Format | None:
     """Return the format whose suffix ``name`` has."""
-    for key in FORMATS:
-        format = FORMATS[key]
+    for _, format in FORMATS.available():
         if name.lower().endswith(format.suffixes) and not isinstance(format, LastResort):
             return format
     return None

@@ -36,8 +36,8 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
     UsageError
         ``target.foreign``: names what is not known, or says that there are no weights.
     """
-    written = (FORMATS[name] for name in FORMATS if not isinstance(FORMATS[name], LastResort))
-    suffixes = (*(suffix for format in written for suffix in format.suffixes), *_WEIGHTS)
+    formats = (format for _, format in FORMATS.available() if not isinstance(format, LastResort))
+    suffixes = (*(suffix for format in formats for suffix in format.suffixes), *_WEIGHTS)
     package = store.location.lower().endswith(_PACKAGE)
     weights = False
     for name in store.tree():

@@ -1,4 +1,7 @@
-"""The one table of stores. A new one (an object store, a hub) is a module with a ``Scheme`` and a line here."""
+"""The one table of stores. A new one (an object store, a hub) is a module with a ``Scheme`` and a line here.
+
+Plugins add stores by entry points in the group ``ingot.stores``; the name of an entry is a scheme of addresses.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +108,8 @@ STORES: Instances[Scheme] = Instances(
         ("az", "ingot.stores.remote.store:AzureScheme"),
         ("hf", "ingot.stores.remote.hub:HubScheme"),
     ),
+    group="ingot.stores",
+    contract=Scheme,
 )
 
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -16,9 +16,9 @@ from pathlib import Path
 from ingot.core.isa import isa
 from ingot.model.features import Flags
 from ingot.model.report import Column, Table
+from ingot.model.stacks import NOT_SET, Dispatch, Skipped, StackRequest
 
 FALLBACK = "NumPy"
-_NOT_SET = "flag not set"
 _COMPUTING = ("INT2", "INT4")
 
 
@@ -60,67 +60,6 @@ PLATFORMS: tuple[Platform, ...] = (
 """Named machines to ask about from anywhere. The document makes no difference between generations of Apple's chips."""
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A stack before the chosen one, and why it is not taken."""
-
-    stack: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """The answer: the stack, why, what came before it in priority, and what SPARSE and EAGLE add to it.
-
-    ``computes`` tells of Ingot's own stacks whether products are made from the codes as they are stored.
-    """
-
-    platform: str
-    stack: str
-    reason: str
-    skipped: tuple[Skipped, ...]
-    adds: tuple[str, ...]
-    computes: bool = False
-
-    @property
-    def passed_over(self) -> tuple[Skipped, ...]:
-        """The stacks that the file holds and that are not taken."""
-        return tuple(skipped for skipped in self.skipped if skipped.reason != _NOT_SET)
-
-    def told(self) -> str:
-        """Return the choice in words: the stack and why, and why not those before it that the file holds."""
-        return "; ".join(
-            [f"stack {self.stack}: {self.reason}", *(f"not {each.stack}: {each.reason}" for each in self.passed_over)]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a caller of ``load_model`` asks for that decides on stacks.
-
-    Parameters
-    ----------
-    device : str
-        The kind of device that the model is to be on, as torch calls it.
-    packed : bool or None
-        Whether weights are to stay packed; None leaves it to the stack.
-    weights : str
-        Why a model made of the weights is wanted and no Core ML package; empty where either will do.
-    refused : str
-        Why coremltools did not take the package; empty where it did, or was not asked.
-    """
-
-    device: str = "cpu"
-    packed: bool | None = None
-    weights: str = ""
-    refused: str = ""
-
-    @property
-    def from_codes(self) -> bool:
-        """Whether products are to be made from packed codes where there are kernels for it, which run on the CPU."""
-        return self.device == "cpu" if self.packed is None else self.packed
-
-
 _Verdict = tuple[bool, str]
 
 
@@ -131,7 +70,7 @@ class _Stack:
 
     flag: Flags
     judge: Callable[[Platform], _Verdict]
-    own: Callable[[Platform, Wishes], _Verdict]
+    own: Callable[[Platform, StackRequest], _Verdict]
 
 
 def dispatch(flags: int, platform: Platform) -> Dispatch:
@@ -142,12 +81,12 @@ def dispatch(flags: int, platform: Platform) -> Dispatch:
     return _first(flags, platform, lambda stack: stack.judge(platform))
 
 
-def own_dispatch(flags: int, platform: Platform, wishes: Wishes | None = None) -> Dispatch:
+def own_dispatch(flags: int, platform: Platform, request: StackRequest | None = None) -> Dispatch:
     """Choose the first stack, in the document's order, that the file holds, the machine has and Ingot can run.
 
     As ``dispatch``, but nothing that Ingot has no kernels for is ever chosen.
     """
-    asked = wishes or Wishes()
+    asked = request or StackRequest()
     choice = _first(flags, platform, lambda stack: stack.own(platform, asked))
     return replace(choice, computes=choice.stack in _COMPUTING and asked.from_codes)
 
@@ -157,7 +96,7 @@ def _first(flags: int, platform: Platform, judge: Callable[[_Stack], _Verdict]) 
     for stack in PRIORITY:
         name = str(stack.flag.name)
         if not flags & stack.flag:
-            skipped.append(Skipped(name, _NOT_SET))
+            skipped.append(Skipped(name, NOT_SET))
             continue
         able, reason = judge(stack)
         if able:
@@ -181,6 +120,18 @@ def here() -> Platform:
         coremltools=find_spec("coremltools") is not None,
         native=isa(),
     )
+
+
+class SquizdStacks:
+    """The stack selector of ``.squizd`` files, registered in the group ``ingot.stack_selectors``."""
+
+    def select(self, features: Flags, request: StackRequest) -> Dispatch:
+        """Return the stack that Ingot takes on this machine."""
+        return own_dispatch(features, here(), request)
+
+    def tables(self, features: Flags) -> list[Table]:
+        """Return the tables of ``ingot inspect``."""
+        return details(features)
 
 
 _DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why", "passed over"))
@@ -224,11 +175,11 @@ def _judge_ane(platform: Platform) -> _Verdict:
     return True, "inference is handed to the Core ML package that Ingot extracts; not run by Ingot but by coremltools"
 
 
-def _own_ane(platform: Platform, wishes: Wishes) -> _Verdict:
+def _own_ane(platform: Platform, request: StackRequest) -> _Verdict:
     able, reason = _judge_ane(platform)
     if not able:
         return False, f"{reason}; the package can be extracted"
-    obstacle = wishes.weights or wishes.refused
+    obstacle = request.weights or request.refused
     return (False, obstacle) if obstacle else (True, "the Core ML package is handed to coremltools")
 
 
@@ -238,7 +189,7 @@ def _judge_astc(platform: Platform) -> _Verdict:
     return True, "a runtime's textures decode in hardware; not run by Ingot, which decodes on the CPU (extra astc)"
 
 
-def _own_astc(platform: Platform, wishes: Wishes) -> _Verdict:
+def _own_astc(platform: Platform, request: StackRequest) -> _Verdict:
     return False, "Ingot has no kernels for texture units"
 
 
@@ -254,24 +205,24 @@ def _judge_int(platform: Platform) -> _Verdict:
     return _on_cpu(platform, "packed codes")
 
 
-def _own_tca(platform: Platform, wishes: Wishes) -> _Verdict:
+def _own_tca(platform: Platform, request: StackRequest) -> _Verdict:
     return _on_cpu(platform, "bitmaps")
 
 
-def _own_int2(platform: Platform, wishes: Wishes) -> _Verdict:
-    able, reason = _on_cpu(platform, "some rows of packed codes at a time" if wishes.packed else "packed codes")
-    if able and wishes.packed is None and wishes.from_codes:
+def _own_int2(platform: Platform, request: StackRequest) -> _Verdict:
+    able, reason = _on_cpu(platform, "some rows of packed codes at a time" if request.packed else "packed codes")
+    if able and request.packed is None and request.from_codes:
         reason += "; those of 4 bits are multiplied packed"
     return able, reason
 
 
-def _own_int4(platform: Platform, wishes: Wishes) -> _Verdict:
+def _own_int4(platform: Platform, request: StackRequest) -> _Verdict:
     if not platform.native:
         return _on_cpu(platform, "")
-    if wishes.packed is False:
+    if request.packed is False:
         return False, "decoded weights are asked for"
-    if not wishes.from_codes:
-        return False, f"Ingot multiplies packed codes on the CPU, and the model is to be on {wishes.device}"
+    if not request.from_codes:
+        return False, f"Ingot multiplies packed codes on the CPU, and the model is to be on {request.device}"
     return True, f"Ingot's CPU kernels ({platform.native}) multiply packed codes"
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from ingot.model.features import Flags
-from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, Wishes, details, dispatch, here, own_dispatch
+from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, StackRequest, details, dispatch, here, own_dispatch
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)
@@ -130,20 +130,20 @@ def test_ingot_takes_what_it_has_kernels_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "stack", "computes"),
+    ("asked", "stack", "computes"),
     [
-        (Wishes(packed=False), FALLBACK, False),
-        (Wishes(packed=True), "ANE_COREML", True),
-        (Wishes(device="cuda"), "ANE_COREML", False),
-        (Wishes(weights="a dtype is asked for"), "INT4", True),
-        (Wishes(device="cuda", weights="a device is asked for"), FALLBACK, False),
-        (Wishes("cuda", packed=True, weights="packed weights are asked for"), "INT4", True),
-        (Wishes(refused="no such operator"), "INT4", True),
+        (StackRequest(packed=False), FALLBACK, False),
+        (StackRequest(packed=True), "ANE_COREML", True),
+        (StackRequest(device="cuda"), "ANE_COREML", False),
+        (StackRequest(weights="a dtype is asked for"), "INT4", True),
+        (StackRequest(device="cuda", weights="a device is asked for"), FALLBACK, False),
+        (StackRequest("cuda", packed=True, weights="packed weights are asked for"), "INT4", True),
+        (StackRequest(refused="no such operator"), "INT4", True),
     ],
 )
-def test_what_is_asked_for_decides_too(wishes: Wishes, stack: str, computes: bool) -> None:
-    machine = replace(PLATFORMS[0], ane=stack == "ANE_COREML" or bool(wishes.weights or wishes.refused))
-    choice = own_dispatch(Flags.INT4 | Flags.ANE_COREML, machine, wishes)
+def test_what_is_asked_for_decides_too(asked: StackRequest, stack: str, computes: bool) -> None:
+    machine = replace(PLATFORMS[0], ane=stack == "ANE_COREML" or bool(asked.weights or asked.refused))
+    choice = own_dispatch(Flags.INT4 | Flags.ANE_COREML, machine, asked)
     assert choice.stack == stack
     assert choice.computes == (computes and stack == "INT4")
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import numpy as np
 
 from ingot.core.options import takes
-from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.anek.header import SECTIONS, aligned, groups, stated
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.formats.anek.header import MAGIC, SECTIONS, aligned, groups, is_unit, stated
 from ingot.formats.anek.index import INDEX, SUFFIX, Index
 from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
@@ -24,7 +24,6 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions
 from ingot.ops.ane.options import KernelOptions
 from ingot.ops.ane.plan import KERNEL, form_of_tensor, use_of
-from ingot.ops.ane.recognise import kind_of
 from ingot.ops.ane.stored import dense, halves, identity, stored
 from ingot.ops.open import open as open_checkpoint
 from ingot.stores.local import LocalTarget
@@ -198,12 +197,19 @@ def _write(target: Target, name: str, data: bytes) -> None:
 
 def _require_units(store: Store) -> None:
     for name in store.tree():
-        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and kind_of(store, name) == "kernel"):
+        if name != INDEX and not ("/" not in name and name.endswith(SUFFIX) and _begins_as_unit(store, name)):
             raise UsageError(
                 f"expected a folder of kernel units to replace, found {name!r}",
                 rule="target.foreign",
                 where=store.location,
             )
+
+
+def _begins_as_unit(store: Store, name: str) -> bool:
+    try:
+        return is_unit(store.head(name, len(MAGIC)))
+    except IngotError:
+        return False
 
 
 def _unit(

@@ -15,7 +15,7 @@ from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
+from ingot.model.report import Bytes, Counts, Figure, Line, Report, Shown, Texts, table_of
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.options import PlanOptions
@@ -121,6 +121,18 @@ class ChipSum:
     milliseconds: float | None
 
 
+CHIP_SUM_HEADS = {
+    "chip": "chip",
+    "product": "product",
+    "outcomes": "outcomes",
+    "stored": "stored",
+    "moved": "moved",
+    "dense": "dense",
+    "milliseconds": "ms",
+}
+"""Headings of a table of ``ChipSum``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(Shown):
     """What ``ingot.plan`` returns; ``notes`` say which tensors could not be read and are in no figure."""
@@ -152,15 +164,8 @@ class Plan(Shown):
 
     def report(self) -> Report:
         """Return the sums."""
-        return Report(
-            [Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [sums_table(self.sums)]
-        )
-
-
-def sums_table(sums: Sequence[ChipSum]) -> Table:
-    """Return lines of chips as a table."""
-    heads = ("chip", "product", "outcomes", "stored", "moved", "dense", "milliseconds")
-    return table_of("chips", sums, ChipSum, {name: name for name in heads} | {"milliseconds": "ms"})
+        table = table_of("chips", self.sums, ChipSum, CHIP_SUM_HEADS)
+        return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [table])
 
 
 @takes(PlanOptions, "plan")

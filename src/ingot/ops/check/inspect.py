@@ -10,11 +10,11 @@ from os import PathLike
 from typing import Any
 
 from ingot.core.names import layer_of, role_of
-from ingot.model.features import Flags
 from ingot.model.report import Bytes, Shape, Table, Texts
+from ingot.model.stacks import STACK_SELECTORS
 from ingot.model.store import Store
 from ingot.ops.check.receipt import receipt_of
-from ingot.ops.open import checkpoint_of, find, open_found
+from ingot.ops.open import Source, checkpoint_of, find, open_found
 from ingot.ops.remarks import remarks
 
 
@@ -116,7 +116,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
             metadata=checkpoint.metadata,
             companions=sorted(checkpoint.companions),
             tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
-            details=[*source.catalog.details(), *_dispatch(source.catalog.features)],
+            details=[*source.catalog.details(), *_stacks(source)],
             notes=[*(message for _, message in remarks(source)), *([] if fault is None else [fault[1]])],
             receipt=[] if receipt is None else receipt.entries,
         )
@@ -124,12 +124,10 @@ def inspect_found(store: Store, name: str) -> Inspection:
         source.close()
 
 
-def _dispatch(features: Flags | None) -> Sequence[Table]:
-    if features is None:
-        return ()
-    from ingot.targets.dispatch import details
-
-    return details(features)
+def _stacks(source: Source) -> Sequence[Table]:
+    """Return the tables of kernel stacks, of a format that has a stack selector."""
+    features, format = source.catalog.features, source.format.name
+    return () if features is None or format not in STACK_SELECTORS else STACK_SELECTORS[format].tables(features)
 
 
 def _describe(name: str, tensor: Any) -> TensorInfo:

@@ -105,8 +105,10 @@ def matrix(options: MatrixOptions) -> Matrix:
     IngotError
         What opening the checkpoint raises.
     """
-    names = options.to or tuple(FORMATS)
-    formats = [FORMATS.get_or_refuse(name) for name in names]
+    if options.to:
+        formats = [FORMATS.get_or_refuse(name) for name in options.to]
+    else:
+        formats = [format for _, format in FORMATS.available()]
     source = open_source(options.src, io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)

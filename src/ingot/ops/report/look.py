@@ -19,8 +19,6 @@ from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.report import Bits, Bytes, Ratio, Shape
 from ingot.model.tensor import Tensor
-from ingot.ops.ane.assume import parse_assumptions
-from ingot.ops.ane.plan import ChipSum, load_chips, plan_checkpoint
 from ingot.ops.check.compare import compared, renamed, sides
 from ingot.ops.check.comparisons import TensorComparison
 from ingot.ops.check.options import CompareOptions
@@ -33,6 +31,7 @@ from ingot.ops.open import open_source
 from ingot.ops.options import AnyPath
 from ingot.ops.report.options import ReportOptions
 from ingot.ops.report.sample import Histogram, chosen, histogram
+from ingot.ops.report.sections import FilledSection, fill_sections
 from ingot.stores.table import locate, location_of
 
 _MOST_JSON = 1 << 28
@@ -106,7 +105,7 @@ class Look:
     histograms: Sequence[Histogram]
     receipts: Sequence[tuple[str, str]]
     scores: Sequence[Score]
-    chips: Sequence[ChipSum] = ()
+    sections: Sequence[FilledSection] = ()
     unread: Sequence[str] = ()
 
     @property
@@ -154,7 +153,7 @@ def look(options: ReportOptions) -> Look:
             histograms=[item for item in drawn if item is not None],
             receipts=[*_receipts(subject), *_measured(options.a if options.b is None else options.b)],
             scores=scores,
-            chips=_chips(subject, options.chip),
+            sections=fill_sections(subject, options),
             unread=[
                 f"{item.location}: {describe_unread(item.unread)}"
                 for item in (reference, subject)
@@ -275,13 +274,6 @@ def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
         yield "sealed file", seal.digest
         if seal.content_id:
             yield "content id", seal.content_id
-
-
-def _chips(subject: Checkpoint, chip: str | None) -> Sequence[ChipSum]:
-    if chip is None:
-        return ()
-    chips = load_chips(chip)
-    return plan_checkpoint(subject, chips, parse_assumptions((), [item.name for item in chips])).sums
 
 
 def _actions(path: Any) -> dict[str, str]:

@@ -13,7 +13,6 @@ from ingot.core.memory import format_size
 from ingot.core.names import ROLES
 from ingot.model.html import percent, table_html, text_of
 from ingot.model.report import Column, Kind, Table, table_of
-from ingot.ops.ane.plan import sums_table
 from ingot.ops.report import svg
 from ingot.ops.report.look import Cell, Look, Row, Score
 from ingot.ops.report.svg import Piece
@@ -62,7 +61,7 @@ def page(found: Look) -> str:
         "Layers": _layers(found),
         "Values": _values(found),
         "Quality": _quality(found),
-        "Neural Engine": _wide(sums_table(found.chips)) if found.chips else "",
+        **{section.title: _wide(section.page) for section in found.sections if section.page.rows},
         "Tensors": _tensors(found),
         "Receipts": _receipts(found),
     }

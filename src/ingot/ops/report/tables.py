@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ingot.model.report import Figure, Line, Report, table_of
-from ingot.ops.ane.plan import ChipSum
 from ingot.ops.report.look import Cell, Look, Row, Score
 from ingot.ops.report.sample import Histogram
 
@@ -34,6 +33,6 @@ def tables(found: Look, page: str | None = None) -> Report:
             table_of("cells", found.cells, Cell),
             table_of("histograms", found.histograms, Histogram),
             table_of("evaluations", found.scores, Score),
-            table_of("chips", found.chips, ChipSum),
+            *(section.data for section in found.sections),
         ],
     )

@@ -1,0 +1,71 @@
+"""Model preparers: extensions that choose, or first build, the stored form that a model is loaded from.
+
+A folder may contain a model in several forms, such as the tiers of a Squish directory. A preparer recognizes its
+folders and returns the form that suits a request. Entry points in the group ``ingot.model_preparers`` register
+preparers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal, Protocol
+
+from ingot.core.registry import Instances
+from ingot.model.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Options of a load that decide which stored form suits it.
+
+    Parameters
+    ----------
+    runtime : {"torch", "mlx"}
+        The framework that computes.
+    keep_packed : bool
+        Whether quantized weights stay packed in memory.
+    cache : bool
+        Whether other stored forms may be used and built.
+    dtype : optional
+        Requested dtype of the weights; None for the model's own.
+    model_dir : path, optional
+        The folder of config.json and the tokenizer if it is not the folder of the weights.
+    """
+
+    runtime: Literal["torch", "mlx"] = "torch"
+    keep_packed: bool = False
+    cache: bool = True
+    dtype: Any = None
+    model_dir: str | PathLike[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """The stored form to load: a location for ``ingot.open``, its name, and the reasons for the choice."""
+
+    location: str
+    tier: str
+    why: str
+
+
+class ModelPreparer(Protocol):
+    """Chooses among the stored forms of a model in one folder."""
+
+    def applies(self, store: Store) -> bool:
+        """Return whether this preparer recognizes the folder; every load of a folder calls it."""
+        ...
+
+    def prepare(self, path: str | PathLike[str], request: LoadRequest) -> PreparedModel:
+        """Return the form that suits the request; ``path`` names the folder. Raises ``IngotError``."""
+        ...
+
+
+MODEL_PREPARERS: Instances[ModelPreparer] = Instances(
+    "model preparer", group="ingot.model_preparers", contract=ModelPreparer
+)
+
+
+def preparer_for(store: Store) -> ModelPreparer | None:
+    """Return the first preparer that recognizes a folder; None if there is none."""
+    return next((preparer for _, preparer in MODEL_PREPARERS.available() if preparer.applies(store)), None)
