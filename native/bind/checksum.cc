@@ -20,6 +20,8 @@ void bind_checksum(nb::module_& m) {
         return ingot::crc32c_by_table(value, bytes.data(), bytes.size());
       },
       nb::arg("data"), nb::arg("value") = 0, "The same without the processor's instruction; for tests.");
+  define(m, "crc32c_has_instruction", &ingot::crc32c_has_instruction,
+         "Return whether the processor has an instruction for CRC-32C that `crc32c` uses.");
   define(
       m, "crc32c_combine",
       [](std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
