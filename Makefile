@@ -166,7 +166,7 @@ types: $(VENV)/.lint $(VENV)/.test
 imports: $(VENV)/.installed $(VENV)/.lint
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tools/check_docs.py
 
 # build/site/index.html, which needs no server. docs/site/conf.py says how; a warning is an error, a link to nothing is one.
