@@ -166,7 +166,7 @@ types: $(VENV)/.lint $(VENV)/.test
 imports: $(VENV)/.installed $(VENV)/.lint
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tools/check_docs.py
 
 # Names, phrases and commit subjects. A package may not have more hits than tools/words_allowed.json allows.

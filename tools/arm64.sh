@@ -27,7 +27,7 @@ if [ ! -e "$home/.qemu" ]; then
 fi
 if [ ! -e "$home/.site" ]; then
     "$python" tools/requirements.py core runner > "$home/requirements.txt"
-    "$python" tools/requirements.py test | grep -E '^(safetensors|ztensor|cbor2|gguf|astc-encoder-py|scipy)[=>]' > "$home/test.txt"
+    "$python" tools/requirements.py test | grep -E '^(safetensors|ztensor|cbor2|zstandard|gguf|astc-encoder-py|scipy)[=>]' > "$home/test.txt"
     wheels=(--quiet --target "$home/site" --upgrade --only-binary :all: --python-version 3.11)
     for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do wheels+=(--platform "${tag}_aarch64"); done
     "$python" -m pip install "${wheels[@]}" -r "$home/requirements.txt" -r "$home/test.txt"

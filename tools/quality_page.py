@@ -8,12 +8,12 @@ Figures are in ``bench/quality_base.json`` and, of the wider model, ``bench/qual
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
+
+import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "spec" / "quality.md"
@@ -22,9 +22,8 @@ TEXTS = ("prose", "code")
 ABOUT = 0.02
 SIZES = (4.25, 3.25, 2.25)
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 24, 66, 56
-X_TICKS = (2, 3, 4, 5, 6, 8)
-Y_TICKS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+BITS = plots.Scale(1.6, 9.2, (2, 3, 4, 5, 6, 8))
+LOSSES = plots.Scale(0.00005, 3, (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3))
 COLOURS = {
     "Ingot": "#2f7ed8",
     "llama.cpp": "#d9822b",
@@ -33,14 +32,6 @@ COLOURS = {
     "mlx": "#8d6cd1",
     "bitsandbytes": "#2a9d8f",
 }
-STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #6b7280; }
-.title { font-size: 15px; font-weight: 600; }
-.grid { stroke: #9ca3af; stroke-opacity: 0.3; }
-.best { fill: none; stroke: #2f7ed8; stroke-opacity: 0.45; stroke-width: 1.5; }
-@media (prefers-color-scheme: dark) { text { fill: #c3c9d2; } }
-@media (prefers-color-scheme: light) { text { fill: #374151; } }
-"""
 
 Row = Mapping[str, Any]
 
@@ -94,65 +85,32 @@ NVFP4.
 def svg(title: str, rows: Sequence[Row], text: str) -> str:
     """Return a plot of KL against bits, both axes logarithmic; a mark's name is its tooltip."""
     marks = sorted(rows, key=lambda row: (row["bits"], row[text]["kl"]))
-    line = " ".join(f"{_x(row['bits']):.1f},{_y(row[text]['kl']):.1f}" for row in best(marks, text, "Ingot"))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>',
-        f'<text x="{LEFT}" y="40">Lower and further left is better. The line joins the best of Ingot.</text>',
-        *_axes(),
-        f'<polyline class="best" points="{line}"/>',
-        *(_mark(row, text) for row in marks),
-        *_legend({row["by"] for row in rows}),
-        "</svg>",
-    ]
-    return "\n".join([*parts, ""])
-
-
-def _x(bits: float) -> float:
-    low, high = math.log(1.6), math.log(9.2)
-    return LEFT + (math.log(bits) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-
-def _y(kl: float) -> float:
-    low, high = math.log(Y_TICKS[0] / 2), math.log(Y_TICKS[-1])
-    inside = min(max(math.log(max(kl, 1e-9)), low), high)
-    return HEIGHT - BOTTOM - (inside - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-
-def _axes() -> Iterator[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    for tick in X_TICKS:
-        x = f"{_x(tick):.1f}"
-        yield f'<line class="grid" x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}"/>'
-        yield f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>'
-    for tick in Y_TICKS:
-        y = _y(tick)
-        yield f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>'
-        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
-    middle = (LEFT + right) / 2
-    yield f'<text x="{middle}" y="{HEIGHT - 16}" text-anchor="middle">bits per weight of the matrices as stored</text>'
-
-
-def _mark(row: Row, text: str) -> str:
-    x, y, colour = _x(row["bits"]), _y(row[text]["kl"]), COLOURS[row["by"]]
-    name = f"<title>{escape(row['by'])} {escape(row['name'])}: {row['bits']:.2f} bits, {row[text]['kl']:.5f}</title>"
-    if row["by"] == "Ingot":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}">{name}</circle>'
-    return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}">{name}</rect>'
-
-
-def _legend(programs: set[str]) -> Iterator[str]:
-    x = float(LEFT)
-    for program in (name for name in COLOURS if name in programs):
-        shape = (
-            f'<circle cx="{x + 5}" cy="53" r="4.5"'
-            if program == "Ingot"
-            else f'<rect x="{x}" y="49" width="8" height="8"'
+    line = best(marks, text, "Ingot")
+    programs = {row["by"] for row in rows}
+    tooltips = {}
+    with plots.style():
+        figure = plots.new_figure(860, 460)
+        axes = figure.subplots()
+        plots.set_scales(axes, BITS, LOSSES)
+        plots.set_titles(axes, title, "Lower and further left is better. The line joins the best of Ingot.")
+        axes.set_xlabel("bits per weight of the matrices as stored")
+        axes.plot(
+            [row["bits"] for row in line],
+            [row[text]["kl"] for row in line],
+            color=plots.BLUE,
+            alpha=0.45,
+            clip_on=False,
         )
-        yield f'{shape} fill="{COLOURS[program]}"/><text x="{x + 14}" y="57">{program}</text>'
-        x += 34 + 7 * len(program)
+        for number, row in enumerate(marks):
+            shape, gid = "o" if row["by"] == "Ingot" else "s", f"mark-{number}"
+            height = min(max(row[text]["kl"], LOSSES.low), LOSSES.high)
+            axes.plot(row["bits"], height, shape, markersize=8, color=COLOURS[row["by"]], gid=gid, clip_on=False)
+            tooltips[gid] = f"{row['by']} {row['name']}: {row['bits']:.2f} bits, {row[text]['kl']:.5f}"
+        for program in (name for name in COLOURS if name in programs):
+            shape = "o" if program == "Ingot" else "s"
+            axes.plot([], [], shape, markersize=8, color=COLOURS[program], label=program)
+        axes.legend(frameon=False, loc="upper right")
+        return plots.render(figure, title, tooltips)
 
 
 def best(marks: Sequence[Row], text: str, by: str) -> list[Row]:

@@ -10,16 +10,15 @@ its file has no data. Qualities and bits are those of ``spec/recipes.md`` and, i
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 import sys
 import tempfile
-from html import escape
 from math import prod
 from pathlib import Path
 
-from delta_plot import STYLE
+import plots
+from matplotlib.axes import Axes
 from quality_page import COLOURS, Row, best
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,61 +120,43 @@ def picture(root: Path) -> str:
     rows = json.loads((root / "bench" / "quality_base.json").read_text("utf-8"))["rows"]
     times = _rows((root / "spec" / "loading.md").read_text("utf-8"))
     bars = [(label, 1 / float(times[way][2])) for label, way in WAYS]
-    head = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 300" role="img">',
-        "<title>Loss against size beside other programs, and speed of packed weights</title>",
-        f"<style>{STYLE}</style>",
-    ]
-    return "\n".join([*head, *_curves(rows), *_bars(bars), "</svg>", ""])
+    with plots.style():
+        figure = plots.new_figure(860, 300)
+        curves, speeds = figure.subplots(1, 2)
+        _draw_curves(curves, rows)
+        _draw_bars(speeds, bars)
+        return plots.render(figure, "Loss against size beside other programs, and speed of packed weights")
 
 
-def _x(bits: float) -> float:
-    return 60 + math.log2(bits / 2) / math.log2(9 / 2) * 350
-
-
-def _y(kl: float) -> float:
-    return 70 + math.log10(1 / kl) / 5 * 180
-
-
-def _curves(rows: list[Row]) -> list[str]:
+def _draw_curves(axes: Axes, rows: list[Row]) -> None:
     """Draw, of each program, the rows that none of its smaller ones is as good as."""
-    parts = [
-        '<text class="title" x="14" y="20">KL divergence by bits of a quantized weight</text>',
-        '<text x="14" y="38">a Llama of 7.7 M, prose; lower and further left is better</text>',
-    ]
-    for power in range(6):
-        y, label = _y(10.0**-power), f"{10.0**-power:g}" if power < 4 else f"1e-{power}"
-        parts.append(f'<line class="grid" x1="60" y1="{y:.0f}" x2="410" y2="{y:.0f}"/>')
-        parts.append(f'<text x="52" y="{y + 4:.0f}" text-anchor="end">{label}</text>')
-    parts += [f'<text x="{_x(tick):.0f}" y="270" text-anchor="middle">{tick}</text>' for tick in (2, 3, 4, 5, 6, 8)]
+    plots.set_scales(
+        axes, plots.Scale(1.9, 9.3, (2, 3, 4, 5, 6, 8)), plots.Scale(1e-5, 2, [10.0**-n for n in range(6)])
+    )
+    plots.set_titles(
+        axes,
+        "KL divergence by bits of a weight",
+        "a Llama of 7.7 M, prose; lower and further left is better",
+    )
+    axes.grid(visible=False, axis="x")
     marks = sorted(rows, key=lambda row: (row["bits"], row["prose"]["kl"]))
-    place = 60
-    for program in reversed(COLOURS):  # ours on top
-        colour, own = COLOURS[program], best(marks, "prose", program)
-        points = [(_x(row["bits"]), _y(row["prose"]["kl"])) for row in own]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
     for program, colour in COLOURS.items():
-        parts.append(f'<circle cx="{place + 4}" cy="290" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{place + 12}" y="294">{escape(program)}</text>')
-        place += 24 + round(6.2 * len(program))
-    return parts
+        own = best(marks, "prose", program)
+        order = 3 if program == "Ingot" else 2
+        bits, losses = [row["bits"] for row in own], [row["prose"]["kl"] for row in own]
+        axes.plot(bits, losses, "o-", color=colour, linewidth=1.5, markersize=6, label=program, zorder=order)
+    axes.legend(frameon=False, fontsize=10, loc="upper right", ncols=2, handlelength=1, columnspacing=1)
 
 
-def _bars(bars: list[tuple[str, float]]) -> list[str]:
-    parts = [
-        '<text class="title" x="460" y="20">Tokens a second, 1.5 B model, 2 processors</text>',
-        '<text x="460" y="38">more is better</text>',
-    ]
-    for number, (label, speed) in enumerate(bars):
-        top = 62 + 48 * number
-        kind = "theirs" if label.startswith("transformers") else "ours"
-        width = speed * 16
-        parts.append(f'<text x="460" y="{top}">{escape(label)}</text>')
-        parts.append(f'<rect class="{kind}" x="460" y="{top + 6}" width="{width:.0f}" height="18" rx="3"/>')
-        parts.append(f'<text x="{468 + width:.0f}" y="{top + 19}">{speed:.1f}</text>')
-    return parts
+def _draw_bars(axes: Axes, bars: list[tuple[str, float]]) -> None:
+    plots.set_titles(axes, "Tokens a second", "1.5 B model, 2 processors; more is better")
+    colours = [plots.ORANGE if label.startswith("transformers") else plots.BLUE for label, _ in bars]
+    drawn = axes.barh([label for label, _ in bars], [speed for _, speed in bars], height=0.5, color=colours)
+    axes.bar_label(drawn, fmt="{:.1f}", padding=6)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.margins(x=0.15)
 
 
 def main() -> int:

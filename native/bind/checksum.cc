@@ -2,7 +2,6 @@
 #include "bind/buffer.h"
 #include "core/crc32c.h"
 #include "core/fnv.h"
-#include "core/xxh3.h"
 
 void bind_checksum(nb::module_& m) {
   define(
@@ -21,6 +20,8 @@ void bind_checksum(nb::module_& m) {
         return ingot::crc32c_by_table(value, bytes.data(), bytes.size());
       },
       nb::arg("data"), nb::arg("value") = 0, "The same without the processor's instruction; for tests.");
+  define(m, "crc32c_has_instruction", &ingot::crc32c_has_instruction,
+         "Return whether the processor has an instruction for CRC-32C that `crc32c` uses.");
   define(
       m, "crc32c_combine",
       [](std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
@@ -35,16 +36,4 @@ void bind_checksum(nb::module_& m) {
         return ingot::fnv1a64(bytes.data(), bytes.size());
       },
       nb::arg("data"), "FNV-1a-64 of a C-contiguous buffer.");
-  nb::class_<ingot::Xxh3>(m, "Xxh3", "A running XXH3-64; one thread at a time.").def(nb::init<>());
-  define(
-      m, "xxh3_update",
-      [](ingot::Xxh3& state, nb::handle data) {
-        const ingot::bind::Bytes bytes(data);
-        nb::gil_scoped_release release;
-        state.update(bytes.data(), bytes.size());
-      },
-      nb::arg("state"), nb::arg("data"), "Take the bytes of a C-contiguous buffer.");
-  define(
-      m, "xxh3_digest", [](const ingot::Xxh3& state) { return state.digest(); }, nb::arg("state"),
-      "The XXH3-64 of all bytes so far.");
 }

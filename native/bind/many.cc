@@ -73,8 +73,8 @@ void bind_many(nb::module_& m) {
          "Fill each buffer of a list from its start in `data`.");
   define(m, "prove_each", &prove_each, nb::arg("data"), nb::arg("starts"), nb::arg("lengths"), nb::arg("text"),
          nb::arg("begins"), nb::arg("sizes"), nb::arg("proven"),
-         "Tell of pieces of `data` whether each has the digest that lies in `text`: a CRC-32C as it is written here, or an "
-         "XXH3; of others that it has not.");
+         "Compare slices of `data` with the digests in `text`. A flag is true only for a CRC-32C in the spelling that Ingot "
+         "writes; the caller compares the others.");
   define(m, "placed_each", &placed_each, nb::arg("data"), nb::arg("positions"), nb::arg("values"), nb::arg("counts"),
          nb::arg("limits"), nb::arg("sound"),
          "Tell of i64 positions and f32 values that lie in `data` whether the positions ascend from 0 to below the limit, "

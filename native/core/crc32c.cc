@@ -3,6 +3,22 @@
 #include <array>
 #include <cstring>
 
+// INGOT_CRC_TARGET marks functions that may use the processor's CRC-32C instruction; undefined where there is none.
+#if defined(__x86_64__)
+#define INGOT_CRC_TARGET __attribute__((target("sse4.2")))
+#elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
+#include <arm_acle.h>
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#if defined(__clang__)
+#define INGOT_CRC_TARGET __attribute__((target("crc")))
+#else
+#define INGOT_CRC_TARGET __attribute__((target("+crc")))
+#endif
+#endif
+
 namespace ingot {
 namespace {
 
@@ -42,7 +58,7 @@ constexpr std::array<std::uint32_t, 64> make_powers() {
 
 constexpr auto kPowers = make_powers();
 
-#if defined(__x86_64__)
+#if defined(INGOT_CRC_TARGET)
 // A linear map of the CRC register: column i is the image of bit i.
 using Matrix = std::array<std::uint32_t, 32>;
 
@@ -86,36 +102,66 @@ std::uint64_t load(const std::uint8_t* p) {
   return word;
 }
 
-// The instruction takes eight bytes per cycle but answers three cycles later, so three runs are taken side by side and
-// joined: the register after A then B is that of A moved on by len(B) zero bytes, plus that of B begun from 0.
-__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc, const std::uint8_t* p, std::size_t n) {
-  std::uint64_t c = static_cast<std::uint32_t>(~crc);
-  for (; n >= 3 * kRun; n -= 3 * kRun, p += 3 * kRun) {
-    std::uint64_t one = c, two = 0, three = 0;
-    for (std::size_t i = 0; i < kRun; i += 8) {
-      one = __builtin_ia32_crc32di(one, load(p + i));
-      two = __builtin_ia32_crc32di(two, load(p + kRun + i));
-      three = __builtin_ia32_crc32di(three, load(p + 2 * kRun + i));
-    }
-    const std::uint32_t joined = skip_run(static_cast<std::uint32_t>(one)) ^ static_cast<std::uint32_t>(two);
-    c = skip_run(joined) ^ static_cast<std::uint32_t>(three);
-  }
-  for (; n >= 8; n -= 8, p += 8) c = __builtin_ia32_crc32di(c, load(p));
-  std::uint32_t last = static_cast<std::uint32_t>(c);
-  for (; n; --n, ++p) last = __builtin_ia32_crc32qi(last, *p);
-  return ~last;
+#if defined(__x86_64__)
+// The instruction zeroes the upper half of its 64-bit register.
+using Register = std::uint64_t;
+
+INGOT_CRC_TARGET Register add_word(Register c, std::uint64_t word) { return __builtin_ia32_crc32di(c, word); }
+
+INGOT_CRC_TARGET Register add_byte(Register c, std::uint8_t byte) {
+  return __builtin_ia32_crc32qi(static_cast<std::uint32_t>(c), byte);
 }
 
-bool has_instruction() {
-  static const bool found = [] {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("sse4.2") != 0;
-  }();
-  return found;
+bool detect_instruction() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("sse4.2") != 0;
+}
+#else
+using Register = std::uint32_t;
+
+INGOT_CRC_TARGET Register add_word(Register c, std::uint64_t word) { return __crc32cd(c, word); }
+
+INGOT_CRC_TARGET Register add_byte(Register c, std::uint8_t byte) { return __crc32cb(c, byte); }
+
+bool detect_instruction() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+  return true;  // every Apple processor of 64 bits that runs macOS has it
+#endif
+}
+#endif
+
+// The instruction takes eight bytes per cycle but answers two or three cycles later, so three runs are taken side by side
+// and joined: the register after A then B is that of A moved on by len(B) zero bytes, plus that of B begun from 0.
+INGOT_CRC_TARGET std::uint32_t by_instruction(std::uint32_t crc, const std::uint8_t* p, std::size_t n) {
+  Register c = static_cast<std::uint32_t>(~crc);
+  for (; n >= 3 * kRun; n -= 3 * kRun, p += 3 * kRun) {
+    Register first = c, second = 0, third = 0;
+    for (std::size_t i = 0; i < kRun; i += 8) {
+      first = add_word(first, load(p + i));
+      second = add_word(second, load(p + kRun + i));
+      third = add_word(third, load(p + 2 * kRun + i));
+    }
+    const std::uint32_t joined = skip_run(static_cast<std::uint32_t>(first)) ^ static_cast<std::uint32_t>(second);
+    c = skip_run(joined) ^ static_cast<std::uint32_t>(third);
+  }
+  for (; n >= 8; n -= 8, p += 8) c = add_word(c, load(p));
+  for (; n; --n, ++p) c = add_byte(c, *p);
+  return ~static_cast<std::uint32_t>(c);
 }
 #endif
 
 }  // namespace
+
+bool crc32c_has_instruction() {
+#if defined(INGOT_CRC_TARGET)
+  static const bool available = detect_instruction();
+  return available;
+#else
+  return false;
+#endif
+}
 
 // CRC(A B) = CRC(A) * x^(8 |B|) + CRC(B): the register is linear in what came before, and the inversions cancel.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
@@ -125,8 +171,8 @@ std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uin
 }
 
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* p, std::size_t n) {
-#if defined(__x86_64__)
-  if (has_instruction()) return by_instruction(crc, p, n);
+#if defined(INGOT_CRC_TARGET)
+  if (crc32c_has_instruction()) return by_instruction(crc, p, n);
 #endif
   return crc32c_by_table(crc, p, n);
 }

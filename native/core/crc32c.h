@@ -8,6 +8,9 @@ namespace ingot {
 // Continues `crc` (0 for the first call) over `size` bytes, by the processor's instruction where it has one.
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
+// Returns whether this processor has that instruction: SSE 4.2 on x86-64, FEAT_CRC32 on arm64.
+bool crc32c_has_instruction();
+
 // The same by tables, on any processor.
 std::uint32_t crc32c_by_table(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/crc32c.h"
-#include "core/xxh3.h"
 
 namespace ingot {
 namespace {
@@ -26,15 +25,10 @@ Word word_at(const std::uint8_t* data) {
 }  // namespace
 
 bool proves(std::string_view digest, const std::uint8_t* data, std::size_t size) {
-  constexpr std::string_view kCrc = "crc32c:0x", kXxh3 = "xxh3:";
-  std::uint64_t stated = 0;
-  if (digest.size() == kCrc.size() + 8 && digest.substr(0, kCrc.size()) == kCrc)
-    return number_of(digest.substr(kCrc.size()), stated) && stated == crc32c(0, data, size);
-  if (digest.size() != kXxh3.size() + 16 || digest.substr(0, kXxh3.size()) != kXxh3) return false;
-  if (!number_of(digest.substr(kXxh3.size()), stated)) return false;
-  Xxh3 running;
-  running.update(data, size);
-  return stated == running.digest();
+  constexpr std::string_view kPrefix = "crc32c:0x";
+  if (digest.size() != kPrefix.size() + 8 || digest.substr(0, kPrefix.size()) != kPrefix) return false;
+  std::uint64_t expected = 0;
+  return number_of(digest.substr(kPrefix.size()), expected) && expected == crc32c(0, data, size);
 }
 
 bool ascend(const std::uint8_t* positions, std::size_t count, std::int64_t limit) {

@@ -6,8 +6,8 @@
 
 namespace ingot {
 
-// Whether bytes have the digest that a text spells out: "crc32c:0x" and 8 digits, or "xxh3:" and 16. False also for what
-// is spelled otherwise, for whoever looks closely.
+// Returns whether the bytes have the CRC-32C that `digest` spells as "crc32c:0x" and 8 digits; false for other spellings
+// and algorithms, which the caller compares itself.
 bool proves(std::string_view digest, const std::uint8_t* data, std::size_t size);
 
 // Whether `count` little-endian positions, of 64 bits and anywhere in memory, ascend from 0 on and end below `limit`.

@@ -56,7 +56,6 @@
                    std::uint8_t* minima);                                                                             \
   RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
                             Dtype type);                                                                              \
-  std::size_t xxh3_stripes(std::uint64_t* lanes, const std::uint8_t* data, std::size_t count, std::size_t stripe);     \
   void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type);       \
   double pair_error(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);                  \
   PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n);               \

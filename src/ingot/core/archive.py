@@ -6,6 +6,7 @@ byte to the directory, and nothing in a header is believed that the bytes do not
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import struct
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ingot.core.archive_names import MOST_ENTRIES, Names
 from ingot.core.disk import require_disk
@@ -30,9 +31,10 @@ _ALWAYS = 64 << 20
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _STORED, DEFLATED = 0, 8
-_LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
+_LOCAL = b"PK\x03\x04"
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _UNIX = 3
+_IS_UTF8 = 1 << 11  # flag of a name
 
 ReadAt = Callable[[int, memoryview], None]
 """Fill a buffer from an offset, or raise."""
@@ -217,8 +219,39 @@ def _refuse_nested(head: bytes, name: str) -> None:
         raise FormatError("archive.nested", "expected no archive in the archive, found one", where=name)
 
 
+class ArchiveFile(io.RawIOBase):
+    """Bytes that are read by their position, as the file that ``zipfile`` reads."""
+
+    def __init__(self, read_at: ReadAt, size: int) -> None:
+        self._read_at, self._size, self._position = read_at, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
+        return self._position
+
+    def readinto(self, out: Any) -> int:
+        count = max(0, min(len(out), self._size - self._position))
+        if count:
+            self._read_at(self._position, memoryview(out)[:count])
+        self._position += count
+        return count
+
+
 class Archive:
-    """A zip whose every byte is accounted for."""
+    """A zip whose every byte is accounted for.
+
+    ``zipfile`` reads the directory. Contents are inflated here, because ``zipfile`` ignores bytes after the declared
+    size and after the end of a deflate stream.
+    """
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
         self._read_at, self._size = read_at, size
@@ -241,7 +274,7 @@ class Archive:
             )
         if start + length != tail:
             raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
-        listed, names = list(_directory(self.read(start, length), count)), Names()
+        listed, names = [_entry(info) for info in self._directory(count, length, tail)], Names()
         for entry in listed:
             names.add(entry.name)
         position = 0
@@ -287,6 +320,31 @@ class Archive:
         if disk or first or comment or here != count:
             raise FormatError("archive.end", "expected an archive in one piece without a comment, found another")
         return count, length, start, tail
+
+    def _directory(self, count: int, length: int, end: int) -> list[zipfile.ZipInfo]:
+        """Return the entries that ``zipfile`` finds; refuse bytes of the directory that belong to none of them."""
+        try:
+            with zipfile.ZipFile(io.BufferedReader(ArchiveFile(self._read_at, self._size))) as archive:
+                infos = archive.infolist()
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                "archive.name", f"expected a name in UTF-8 or ASCII, found {error.object[:80]!r}"
+            ) from None
+        except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+            raise FormatError("archive.layout", f"expected a directory of entries: {error}") from None
+        sizes = [_name_extra_comment(info) for info in infos]
+        found = sum(46 + sum(parts) for parts in sizes)
+        if len(infos) != count or found != length:
+            raise FormatError(
+                "archive.layout",
+                f"expected a directory of {count} entries in {length} bytes, found {len(infos)} in {found} bytes",
+            )
+        # zipfile takes a last record whose fields reach past the directory.
+        if infos and struct.unpack("<HHH", self.read(end - 46 - sum(sizes[-1]) + 28, 6)) != sizes[-1]:
+            raise FormatError(
+                "archive.layout", "expected an entry inside of the directory", where=infos[-1].orig_filename[:200]
+            )
+        return infos
 
     def _local_end(self, entry: Entry, limit: int) -> int:
         """Check an entry's local header; return where the entry ends, its data descriptor included."""
@@ -338,43 +396,24 @@ def _inflated(inflate: zlib._Decompress, data: bytes, name: str) -> Iterator[byt
         raise FormatError("archive.deflate", "expected one deflate stream, found bytes behind it", where=name)
 
 
-def _directory(data: bytes, count: int) -> Iterator[Entry]:
-    position = 0
-    for _ in range(count):
-        fixed = data[position : position + 46]
-        if len(fixed) < 46 or fixed[:4] != _CENTRAL:
-            raise FormatError("archive.layout", "expected another entry of the directory, found none")
-        made, flags, method = fixed[5], *struct.unpack("<HH", fixed[8:12])
-        crc, stored, size, name_size, extra_size, comment, disk = struct.unpack("<IIIHHHH", fixed[16:36])
-        attributes, offset = struct.unpack("<II", fixed[38:46])
-        end = position + 46 + name_size
-        extra = data[end : end + extra_size]
-        name = _text(data[position + 46 : end], flags)
-        position = end + extra_size + comment
-        if position > len(data) or disk:
-            raise FormatError("archive.layout", "expected an entry inside of the directory and disk", where=name)
-        size, stored, offset = _wide(extra, (size, stored, offset), name)
-        _check_entry(name, flags, method, attributes >> 16 if made == _UNIX else 0, (stored, size))
-        yield Entry(name, method, crc, stored, size, offset, bool(flags & 8))
-    if position != len(data):
-        raise FormatError("archive.layout", f"expected a directory of {len(data)} bytes, found {position}")
+def _name_extra_comment(info: zipfile.ZipInfo) -> tuple[int, int, int]:
+    """Return the sizes of the variable fields of an entry in the directory."""
+    name = info.orig_filename.encode("utf-8" if info.flag_bits & _IS_UTF8 else "cp437")
+    return len(name), len(info.extra), len(info.comment)
 
 
-def _wide(extra: bytes, values: tuple[int, int, int], name: str) -> tuple[int, int, int]:
-    """Replace the numbers that did not fit in 32 bits by those of the zip64 field, in its order."""
-    field, position = b"", 0
-    while position + 4 <= len(extra):
-        kind, length = struct.unpack("<HH", extra[position : position + 4])
-        if kind == 1:
-            field = extra[position + 4 : position + 4 + length]
-        position += 4 + length
-    numbers = []
-    for value in values:
-        if value == 0xFFFFFFFF and len(field) < 8:
-            raise FormatError("archive.layout", "expected a zip64 field for a size of 32 ones, found none", where=name)
-        numbers.append(int.from_bytes(field[:8], "little") if value == 0xFFFFFFFF else value)
-        field = field[8:] if value == 0xFFFFFFFF else field
-    return numbers[0], numbers[1], numbers[2]
+def _entry(info: zipfile.ZipInfo) -> Entry:
+    name = info.orig_filename  # `filename` ends at a NUL, and has other slashes on Windows
+    if not info.flag_bits & _IS_UTF8 and not name.isascii():
+        raise FormatError("archive.name", f"expected a name in UTF-8 or ASCII, found {name[:80]!r}")
+    if info.volume:
+        raise FormatError("archive.layout", "expected an archive on one disk, found an entry on another", where=name)
+    mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
+    _check_entry(name, info.flag_bits, info.compress_type, mode, (info.compress_size, info.file_size))
+    is_described = bool(info.flag_bits & 8)
+    return Entry(
+        name, info.compress_type, info.CRC, info.compress_size, info.file_size, info.header_offset, is_described
+    )
 
 
 def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int, int]) -> None:
@@ -391,6 +430,6 @@ def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int
 
 def _text(raw: bytes, flags: int) -> str:
     try:
-        return raw.decode("utf-8" if flags & 1 << 11 else "ascii")
+        return raw.decode("utf-8" if flags & _IS_UTF8 else "ascii")
     except UnicodeDecodeError:
         raise FormatError("archive.name", f"expected a name in UTF-8 or ASCII, found {raw[:80]!r}") from None

@@ -10,20 +10,25 @@ and a seek table behind them (zstd's seekable format 0.1.0, ``contrib/seekable_f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from struct import pack, unpack
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
-import zstandard
 
 from ingot.errors import FormatError, UnsupportedError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 FRAME = 4 << 20
 LEVEL = 3
 # A frame that claims a larger window would make the decoder allocate it; zstd itself writes at most 2**27 without
 # --ultra.
-MAX_WINDOW = 1 << 27
+_MAX_WINDOW_LOG = 27
 ENCODINGS = ("raw", "zstd")
 SEEKABLE = "zt.zstd-seekable/1"
 ENCODED = ("zstd", SEEKABLE)
@@ -33,18 +38,25 @@ SEEKABLE_LEAST = 17
 MAX_FRAME = 16 << 20
 _SKIPPABLE, _SEEKABLE = 0x184D2A5E, 0x8F92EAB1
 _WITH_CHECKSUMS = 0x80  # of the descriptor: a column of checksums beside sizes
+_FRAME_HAS_CHECKSUM = 4  # of the byte after a frame's magic number (RFC 8878, section 3.1.1.1.1)
+_READ_SIZE = 128 << 10
+_CONTENT_SIZE = 1 << 20
+# Starting a frame costs microseconds: a hostile stream of tiny frames would keep a reader busy for hours.
+_MAX_TINY_FRAMES = 4096
+_TINY_FRAME = 64
 
 Buffer = bytes | bytearray | memoryview
 
 
 def compress_frame(data: Buffer, level: int = LEVEL) -> bytes:
     """Compress at most ``FRAME`` bytes into one zstd frame that states its content size."""
-    return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
+    return zstd.compress(data, options={zstd.CompressionParameter.compression_level: level})
 
 
 def seekable_frame(data: Buffer, level: int = LEVEL) -> bytes:
     """Compress the content of one frame of a seekable stream."""
-    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=True).compress(data)
+    parameter = zstd.CompressionParameter
+    return zstd.compress(data, options={parameter.compression_level: level, parameter.checksum_flag: 1})
 
 
 def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
@@ -92,7 +104,6 @@ class SeekableReader:
         self._content = max(1, int(self._sizes[0, 1])) if len(self._sizes) else 1
         self._expected, self._position = expected, 0
         self._held: tuple[int, memoryview] | None = None
-        self._context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
     def _refuse(self, message: str) -> FormatError:
         return FormatError(self._rule, message, where=self._where)
@@ -145,39 +156,88 @@ class SeekableReader:
 
     def _decoded(self, data: bytes, size: int) -> bytes:
         try:
-            about = zstandard.get_frame_parameters(data)
-            # zstandard allocates what a frame says of itself, whatever it is allowed.
-            if not about.has_checksum or about.content_size not in (size, zstandard.CONTENTSIZE_UNKNOWN):
+            declared = zstd.get_frame_info(data).decompressed_size
+            if not data[4] & _FRAME_HAS_CHECKSUM or declared not in (size, None):
                 raise self._refuse(f"expected a frame of {size} bytes with a checksum, found another")
-            content = self._context.decompress(data, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
+            decoder = _decoder()
+            content = decoder.decompress(data, size + 1)  # a byte more than expected shows a frame that is too long
+        except zstd.ZstdError as error:
             raise self._refuse(f"not a valid zstd frame: {error}") from error
-        if len(content) != size:
-            raise self._refuse(f"expected {size} bytes in a frame, found {len(content)}")
+        if len(content) != size or not decoder.eof or decoder.unused_data:
+            raise self._refuse(f"expected one frame of {size} bytes, found {len(content)} or more bytes around its end")
         return content
+
+
+def _decoder() -> zstd.ZstdDecompressor:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+
+
+class _FrameDecoder:
+    """Decodes a stream of frames whose stored bytes come in chunks.
+
+    Raises ``FormatError`` with ``rule`` if the bytes are no such stream, or if the stream consists of tiny frames.
+    """
+
+    def __init__(self, rule: str, where: str) -> None:
+        self._rule, self._where = rule, where
+        self._frame: zstd.ZstdDecompressor | None = None
+        self._frames, self._produced = 0, 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stored bytes so far end with a frame."""
+        return self._frame is None or self._frame.eof
+
+    def decode(self, data: Buffer, max_bytes: int) -> bytes:
+        """Return at most ``max_bytes`` of content; empty if the stored bytes so far have no more.
+
+        ``data`` are the next stored bytes: empty ones until the bytes before them are used up.
+        """
+        while True:
+            if self._frame is None or self._frame.eof:
+                data = data or (self._frame.unused_data if self._frame else b"")
+                if not data:
+                    return b""
+                self._frame = self._next_frame()
+            elif not data and self._frame.needs_input:
+                return b""
+            try:
+                content = self._frame.decompress(data, max_bytes)
+            except zstd.ZstdError as error:
+                raise FormatError(self._rule, f"not a valid zstd stream: {error}", where=self._where) from error
+            data = b""
+            if content:
+                self._produced += len(content)
+                return content
+
+    def _next_frame(self) -> zstd.ZstdDecompressor:
+        self._frames += 1
+        if self._frames > _MAX_TINY_FRAMES and self._produced < self._frames * _TINY_FRAME:
+            raise FormatError(
+                self._rule,
+                f"expected frames of at least {_TINY_FRAME} bytes on average, found {self._frames} frames of "
+                f"{self._produced} bytes in all",
+                where=self._where,
+            )
+        return _decoder()
 
 
 class Decoding:
     """Decodes a stream of frames as its bytes come."""
 
-    _PIECE = 2048  # of stored bytes: 64 MiB at most when decoded
-
     def __init__(self, rule: str, where: str) -> None:
-        context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-        self._running = context.decompressobj(read_across_frames=True)
-        self._rule, self._where = rule, where
+        self._frames = _FrameDecoder(rule, where)
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
         """Yield what the next stored bytes decode to; raises ``FormatError`` where they are no such stream."""
-        try:
-            for start in range(0, data.nbytes, self._PIECE):
-                yield self._running.decompress(data[start : start + self._PIECE])
-        except zstandard.ZstdError as error:
-            raise FormatError(self._rule, f"not a valid zstd stream: {error}", where=self._where) from error
+        content = self._frames.decode(data, _CONTENT_SIZE)
+        while content:
+            yield content
+            content = self._frames.decode(b"", _CONTENT_SIZE)
 
 
 class ReadsBytes(Protocol):
-    """What zstandard needs of a source: ``read(size)``, empty at the end."""
+    """A source of stored bytes in order: ``read(size)`` returns at most ``size``, none at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -185,7 +245,7 @@ class ReadsBytes(Protocol):
 class ZstdReader:
     """Sequential decompression of a zstd stream of one or more frames into buffers of the caller.
 
-    Memory is bounded by the window (at most ``MAX_WINDOW``), whatever the stream claims: output goes only where the
+    Memory is bounded by the window (at most 128 MiB), whatever the stream claims: output goes only where the
     caller made room for it, and the caller sized that by a checked ``uncompressed_length``.
 
     Parameters
@@ -195,14 +255,11 @@ class ZstdReader:
     expected : int
         ``uncompressed_length``; more or fewer decoded bytes are refused.
     rule, where : str
-        For the ``FormatError`` of a bad stream, a window past ``MAX_WINDOW``, or a wrong length.
+        For the ``FormatError`` of a bad stream, a window past 128 MiB, or a wrong length.
     """
 
     def __init__(self, source: ReadsBytes, expected: int, rule: str, where: str) -> None:
-        context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-        self._reader = context.stream_reader(
-            cast("IO[bytes]", source), read_size=1 << 18, read_across_frames=True, closefd=False
-        )
+        self._source, self._frames = source, _FrameDecoder(rule, where)
         self._expected, self._produced = expected, 0
         self._rule, self._where = rule, where
 
@@ -210,30 +267,35 @@ class ZstdReader:
         """Fill ``out`` completely with the next decompressed bytes."""
         filled = 0
         while filled < out.nbytes:
-            count = self._fill(out[filled:])
-            if count == 0:
+            content = self._next(min(out.nbytes - filled, _READ_SIZE))
+            if not content:
                 raise FormatError(
                     self._rule,
                     f"expected {self._expected} decompressed bytes, found {self._produced + filled}",
                     where=self._where,
                 )
-            filled += count
+            out[filled : filled + len(content)] = content
+            filled += len(content)
         self._produced += filled
 
     def finish(self) -> None:
-        """Check that everything expected was read and nothing follows."""
-        if self._produced != self._expected or self._fill(memoryview(bytearray(1))):
+        """Check that everything expected was read, that nothing follows, and that the last frame is complete."""
+        if self._produced != self._expected or self._next(1):
             raise FormatError(
                 self._rule,
                 f"expected exactly {self._expected} decompressed bytes, found another number",
                 where=self._where,
             )
+        if not self._frames.is_complete:
+            raise FormatError(
+                self._rule, "expected a complete zstd frame, found one that is cut off", where=self._where
+            )
 
-    def _fill(self, out: memoryview) -> int:
-        try:
-            return int(self._reader.readinto(out))
-        except zstandard.ZstdError as error:
-            raise FormatError(self._rule, f"not a valid zstd stream: {error}", where=self._where) from error
+    def _next(self, max_bytes: int) -> bytes:
+        content = self._frames.decode(b"", max_bytes)
+        while not content and (data := self._source.read(_READ_SIZE)):
+            content = self._frames.decode(data, max_bytes)
+        return content
 
 
 def require(encoding: str, where: str) -> None:

@@ -22,9 +22,6 @@ cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
 crc32c_combine = _native.crc32c_combine
 fnv1a64 = _native.fnv1a64
-Xxh3 = _native.Xxh3
-xxh3_digest = _native.xxh3_digest
-xxh3_update = _native.xxh3_update
 available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
@@ -35,7 +32,6 @@ kernels = _native
 __all__ = [
     "Groups",
     "Heads",
-    "Xxh3",
     "available_isas",
     "cbor_dumps",
     "cbor_loads",
@@ -47,6 +43,4 @@ __all__ = [
     "set_isa",
     "table_cbor",
     "table_json",
-    "xxh3_digest",
-    "xxh3_update",
 ]

@@ -8,10 +8,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import ingot
 from ingot.codecs.base import ready
@@ -195,3 +198,26 @@ def test_what_is_tested_is_what_is_allowed() -> None:
 
 def test_ingot_is_built_with_what_the_group_build_brings() -> None:
     assert set(PROJECT["build-system"]["requires"]) <= set(requirements("build"))
+
+
+# What `pip install ingot` brings besides Ingot. A new name is a decision: it is downloaded by every user.
+CLOSURE = {
+    "annotated-doc", "annotated-types", "backports-zstd", "blake3", "filelock", "markdown-it-py", "mdurl", "ml-dtypes",
+    "msgspec", "numpy", "platformdirs", "psutil", "pydantic", "pydantic-core", "pygments", "rich", "shellingham",
+    "tomli-w", "typer", "typing-extensions", "typing-inspection", "xxhash",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems need other packages")
+def test_an_installation_brings_the_packages_that_are_listed() -> None:
+    names: set[str] = set()
+    waiting = [*PROJECT["project"]["dependencies"]]
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name in names or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        names.add(name)
+        waiting += metadata.requires(name) or ()
+    assert names <= CLOSURE
+    assert CLOSURE - names <= {"backports-zstd", "typing-extensions"}  # newer versions of Python need neither

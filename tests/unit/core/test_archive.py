@@ -251,6 +251,11 @@ PACKED = zipped([("a", b"content" * 100)], zipfile.ZIP_DEFLATED)
         (central(ONE, 20, struct.pack("<II", 9999, 9999)), "archive.layout"),
         (central(ONE, 24, b"\xff" * 4), "archive.layout"),  # zip64 without its field
         (central(ONE, 34, b"\1\0"), "archive.layout"),  # on another disk
+        (central(ONE, 32, b"\5\0"), "archive.layout"),  # a comment that reaches past the directory
+        (central(ONE, 30, b"\5\0"), "archive.layout"),  # an extra field that does
+        (central(ONE, 28, b"\0\2"), "archive.layout"),  # a name that does
+        (central(ONE, 6, b"\xff\0"), "archive.layout"),  # a version that no reader has
+        (central(ONE, 0, b"PK\1\3"), "archive.layout"),
         (central(ONE, 42, struct.pack("<I", 1)), "archive.layout"),
         (central(ONE, 42, b"\xff" * 4), "archive.layout"),
         (central(TWO, 42, struct.pack("<I", 38)), "archive.layout"),  # both at one place

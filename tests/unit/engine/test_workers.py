@@ -103,7 +103,7 @@ def test_nothing_is_imported_from_the_current_folder(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor by an empty entry of PYTHONPATH, which means the current folder."""
-    for name in ("numpy", "zstandard", "msgspec", "psutil", "ml_dtypes", "fault_tasks"):
+    for name in ("numpy", "xxhash", "backports", "msgspec", "psutil", "ml_dtypes", "fault_tasks"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the folder of the data')")
     (tmp_path / "ingot").mkdir()
     (tmp_path / "ingot" / "__init__.py").write_text("raise SystemExit('imported from the folder of the data')")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -63,3 +68,15 @@ def test_pieces_continue() -> None:
     whole = native.crc32c(data)
     for cut in (0, 1, 8, 767, 768, 1000, 4999, 5000):
         assert native.crc32c(data[cut:], native.crc32c(data[:cut])) == whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux says what the processor can do")
+def test_the_instruction_is_used_where_the_processor_has_it() -> None:
+    if platform.machine() == "aarch64":
+        hwcap, crc32 = 16, 1 << 7  # AT_HWCAP of <elf.h>, HWCAP_CRC32 of <asm/hwcap.h>
+        expected = bool(ctypes.CDLL(None).getauxval(ctypes.c_ulong(hwcap)) & crc32)
+    elif platform.machine() == "x86_64":
+        expected = " sse4_2 " in Path("/proc/cpuinfo").read_text("ascii", "replace")
+    else:
+        expected = False
+    assert native.kernels.crc32c_has_instruction() == expected

@@ -1,8 +1,8 @@
-"""The header of a ``.npy`` file (NumPy Enhancement Proposal 1), to a checked description and back.
+"""The header of a ``.npy`` file, read and written by ``numpy.lib.format``, with checks of hostile headers.
 
-Magic ``\\x93NUMPY``, two bytes of version, the header's length (u16, from version 2 on u32), then a Python dictionary
-as text, which is matched by a pattern here and never evaluated. Only what this container is made of passes:
-little-endian numbers in C order; no objects, which are pickles.
+NumPy evaluates the dictionary in the header as literals, which runs no code, and never unpickles here. A header is
+refused before NumPy reads it if it is longer than ``MAX_HEADER``, and after if it describes anything but little-endian
+numbers in C order. Spellings that only NumPy understands are refused, because other readers would misread them.
 """
 
 from __future__ import annotations
@@ -11,42 +11,34 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as numpy_format
 
 from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, IngotError, UnsupportedError
 
-MAGIC = b"\x93NUMPY"
-MAX_HEADER = 1 << 16
-_ALIGN = 64
-# numpy.lib.format leaves room for the first size to grow in place.
-_GROWTH = 21
+MAGIC = numpy_format.MAGIC_PREFIX
+MAX_HEADER = 10_000
+"""Bytes of the longest header, as ``numpy.load`` limits them: evaluating longer literals can exhaust the stack."""
 
-_CODES = {
-    **{f"{code}{bits // 8}": f"{code}{bits}" for code in "fiu" for bits in (16, 32, 64)},
-    "i1": "i8",
-    "u1": "u8",
-    "b1": "bool",
-    "c8": "complex64",
-    "c16": "complex128",
+CODE_OF = {
+    **{f"{code}{bits}": f"{code}{bits // 8}" for code in "fiu" for bits in (16, 32, 64)},
+    "i8": "i1",
+    "u8": "u1",
+    "bool": "b1",
+    "complex64": "c8",
+    "complex128": "c16",
 }
-CODE_OF = {name: code for code, name in _CODES.items()}
 """Element types that a ``.npy`` file has a name for, and that name without its byte order."""
+_NAME_OF = {code: name for name, code in CODE_OF.items()}
 
-_SPACE = rb"[ \t\n]*+"
-_ENTRY = re.compile(
-    _SPACE + rb"(?P<quote>['\"])(?P<key>[a-z_]{1,20})(?P=quote)" + _SPACE + rb":" + _SPACE + rb"(?P<value>"
-    rb"'[^'\\\n]{0,80}'|\"[^\"\\\n]{0,80}\"|True|False|\([0-9, \t\n]{0,2000}\)|\[)" + _SPACE
-)
-_SHAPE = re.compile(
-    rb"\(" + _SPACE + rb"(?:(?:[0-9]{1,20}" + _SPACE + rb"," + _SPACE + rb")++(?:[0-9]{1,20}" + _SPACE + rb")?)?\)"
-)
-_VALUES = {
-    "descr": re.compile(rb"'.*'|\".*\""),
-    "fortran_order": re.compile(rb"True|False"),
-    "shape": _SHAPE,
-}
+# Integers of Python 2 such as 2L, which NumPy converts with a warning.
+_LONG = re.compile(rb"[0-9]L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +104,26 @@ def parse(head: bytes, where: str) -> NpyHeader:
 
 @lru_cache(maxsize=1024)
 def _parse(head: bytes) -> NpyHeader:
-    """Check a header; layers are alike, and so are the headers of their arrays."""
-    where = ""
-    fields = _fields(head[10 if head[6] == 1 else 12 :], where)
-    dtype = _dtype(fields["descr"], where)
-    if fields["fortran_order"] != b"False":
+    """Check a header; cached because the arrays of equal layers have equal headers."""
+    text = head[10 if head[6] == 1 else 12 :]
+    shape, fortran_order, dtype = _evaluate(head, text)
+    name = _element_type(dtype, text)
+    if any(text.count(key) != 1 for key in (b"descr", b"fortran_order", b"shape")):
+        raise _refuse(text)
+    if fortran_order:
         raise FormatError(
             "npydir.npy-fortran",
             "expected an array in C order, found Fortran order: save numpy.ascontiguousarray of it",
-            where=where,
         )
-    shape = tuple(int(size) for size in re.findall(rb"[0-9]+", fields["shape"]))
-    element_count((*shape, DTYPES[dtype].bits // 8), "npydir.npy-shape", where)
-    if len(head) % min(DTYPES[dtype].bits // 8, 8):
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise _refuse(text)
+    nbytes = DTYPES[name].bits // 8
+    element_count((*shape, nbytes), "npydir.npy-shape", "")
+    if len(head) % min(nbytes, 8):
         raise FormatError(
-            "npydir.npy-alignment",
-            f"expected values at a multiple of their size, found them at {len(head)}",
-            where=where,
+            "npydir.npy-alignment", f"expected values at a multiple of their size, found them at {len(head)}"
         )
-    return NpyHeader(dtype, shape, len(head))
+    return NpyHeader(name, shape, len(head))
 
 
 def check_size(header: NpyHeader, size: int, where: str) -> None:
@@ -149,69 +142,55 @@ def check_size(header: NpyHeader, size: int, where: str) -> None:
 
 def encode(dtype: str, shape: Sequence[int]) -> bytes:
     """Return preamble and header, byte for byte as ``numpy.save`` (NumPy 2) writes them."""
-    code = CODE_OF[dtype]
-    order = "|" if DTYPES[dtype].bits == 8 else "<"
-    text = f"{{'descr': '{order}{code}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"
-    if shape:
-        text += " " * (_GROWTH - len(repr(shape[0])))
-    version, width = (1, 2) if len(text) + _ALIGN < 1 << 16 else (2, 4)
-    begin = 8 + width
-    length = -(-(begin + len(text) + 1) // _ALIGN) * _ALIGN - begin
-    return MAGIC + bytes((version, 0)) + length.to_bytes(width, "little") + text.ljust(length - 1).encode() + b"\n"
+    buffer = BytesIO()
+    descr = np.dtype(f"<{CODE_OF[dtype]}").str
+    numpy_format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": tuple(shape)})
+    return buffer.getvalue()
 
 
-def _fields(text: bytes, where: str) -> dict[str, bytes]:
-    """Match the dictionary; each of its three keys once, in any order."""
-    body = text.strip(b" \t\n")
-    if body[:1] != b"{" or body[-1:] != b"}":
-        raise _refuse(body[:80], where)
-    fields: dict[str, bytes] = {}
-    position, end = 1, len(body) - 1
-    while body[position:end].strip(b" \t\n"):
-        match = _ENTRY.match(body, position, end)
-        if match is None or match["key"].decode() in fields:
-            raise _refuse(body[position : position + 80], where)
-        fields[match["key"].decode()] = match["value"]
-        position = match.end()
-        if match["value"] == b"[" or (position < end and body[position : position + 1] != b","):
-            break
-        position += 1
-    if fields.get("descr") == b"[":
-        raise UnsupportedError(
-            "expected one element type, found a structured one", rule="npydir.npy-dtype", where=where
-        )
-    sound = all(pattern.fullmatch(fields.get(key, b"")) for key, pattern in _VALUES.items())
-    if body[position:end].strip(b" \t\n") or len(fields) != len(_VALUES) or not sound:
-        raise _refuse(body[:80], where)
-    return fields
+def _evaluate(head: bytes, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and element type as NumPy reads them."""
+    if _LONG.search(text):
+        raise _refuse(text)
+    # Version 3.0 differs from 2.0 only in the encoding of field names, and arrays with fields are refused.
+    read = numpy_format.read_array_header_1_0 if head[6] == 1 else numpy_format.read_array_header_2_0
+    try:
+        return read(BytesIO(head[8:]), max_header_size=MAX_HEADER)
+    except Exception as error:  # NumPy lets errors of Python's tokenizer, parser and literals through
+        raise _refuse(text) from error
 
 
-def _refuse(found: bytes, where: str) -> FormatError:
+def _refuse(text: bytes) -> FormatError:
     return FormatError(
-        "npydir.npy-header", f"expected a dictionary of descr, fortran_order and shape, found {found!r}", where=where
+        "npydir.npy-header",
+        f"expected a dictionary of descr, fortran_order and shape, found {text.strip()[:80]!r}",
     )
 
 
-def _dtype(descr: bytes, where: str) -> str:
-    text = descr[1:-1].decode("latin-1")
-    order, code = text[:1], text[1:]
-    if "O" in text:
+def _element_type(dtype: np.dtype[Any], text: bytes) -> str:
+    """Return the canonical name of an element type that is spelled as NumPy writes it."""
+    if dtype.hasobject:
         raise FormatError(
             "npydir.npy-object",
             "found an array of Python objects, which is a pickle and can run code: Ingot never opens one",
-            where=where,
         )
-    if order == ">" and code in _CODES:
+    order, code = dtype.str[0], dtype.str[1:]
+    if dtype.fields is not None or dtype.subdtype is not None:
+        raise UnsupportedError("expected one element type, found a structured one", rule="npydir.npy-dtype")
+    if order == ">" and code in _NAME_OF:
         raise FormatError(
             "npydir.npy-byte-order",
-            f"expected little-endian values, found big-endian {text!r}: save them again",
-            where=where,
+            f"expected little-endian values, found big-endian {dtype.str!r}: save them again",
         )
-    if order not in "<|" or not order or code not in _CODES or (order == "|" and code[1:] != "1"):
+    if code not in _NAME_OF:
         hint = (
             " (NumPy writes bfloat16 so, which nobody can read back: save float16 or float32)" if code == "V2" else ""
         )
+        raise UnsupportedError(f"expected numbers such as '<f4', found {dtype.str!r}{hint}", rule="npydir.npy-dtype")
+    spellings = (f"{quote}{descr}{quote}" for quote in "'\"" for descr in (dtype.str, f"<{code}"))
+    if not any(spelling.encode() in text for spelling in spellings):
         raise UnsupportedError(
-            f"expected numbers such as '<f4', found {text[:80]!r}{hint}", rule="npydir.npy-dtype", where=where
+            f"expected the element type to be spelled {dtype.str!r}, found {text.strip()[:80]!r}",
+            rule="npydir.npy-dtype",
         )
-    return _CODES[code]
+    return _NAME_OF[code]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from os import fspath
 from typing import Any, NamedTuple
 
+from ingot.core.archive import ArchiveFile
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.extras import require
 from ingot.core.memory import require_ram
@@ -140,37 +141,10 @@ class _Values:
         return self._whole
 
 
-class _Raw(io.RawIOBase):
-    """A source as ``zipfile`` wants it."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source, self._at = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self._source.size)[whence])
-        return self._at
-
-    def readinto(self, out: Any) -> int:
-        count = max(0, min(len(out), self._source.size - self._at))
-        if count:
-            self._source.readinto(self._at, memoryview(out)[:count])
-        self._at += count
-        return count
-
-
 def _pickle_of(source: ByteSource, name: str) -> bytes:
     """Return the pickle in the archive, unread, once the archive is as torch writes it: nothing compressed."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Raw(source))) as archive:
+        with zipfile.ZipFile(io.BufferedReader(ArchiveFile(source.readinto, source.size))) as archive:
             entries = archive.infolist()
             packed = next((entry for entry in entries if entry.compress_type != _STORED), None)
             if packed is not None:
