@@ -61,8 +61,9 @@ _JOBS = (
     *("docs/howto/deltas", "docs/howto/run", "docs/howto/one-machine"),
 )
 _DEVELOPING = (
-    *("docs/developing/source", "docs/developing/checks", "docs/developing/benchmarks", "docs/developing/kernels"),
-    *("docs/developing/codec", "docs/developing/format", "docs/developing/store", "docs/developing/plugin"),
+    *("docs/architecture", "docs/developing/source", "docs/developing/checks", "docs/developing/benchmarks"),
+    *("docs/developing/kernels", "docs/developing/codec", "docs/developing/format", "docs/developing/store"),
+    "docs/developing/plugin",
 )
 _POLICIES = ("SECURITY", "CODE_OF_CONDUCT", "RELEASING", "changelog.d/README")
 # What leads from the first page to the others, and from the index of spec pages to these.
