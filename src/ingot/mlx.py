@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ingot.adapters.compressed import load_compressed_mlx as load_compressed_model
 from ingot.adapters.mlx import from_numpy, to_numpy
 from ingot.adapters.mlx_load import load_model
 from ingot.core.border import bordered
+from ingot.core.registry import Registry
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.save import save as save_checkpoint
 
+if TYPE_CHECKING:
+    from ingot.adapters.compressed import load_compressed_mlx as load_compressed_model
+
 __all__ = ["load_compressed_model", "load_file", "load_model", "save_file"]
+
+_EXTENSIONS: Registry[Any] = Registry("function", group="ingot.mlx_functions")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function that an extension adds to this module."""
+    if name.startswith("_") or name not in _EXTENSIONS:
+        raise AttributeError(f"module 'ingot.mlx' has no attribute {name!r}")
+    return _EXTENSIONS[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @bordered

@@ -24,6 +24,9 @@ EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.kv_caches": {
         "packed": "ingot.adapters.kv_cache:PackedCaching",
     },
+    "ingot.mlx_functions": {
+        "load_compressed_model": "ingot.adapters.compressed:load_compressed_mlx",
+    },
     "ingot.model_preparers": {
         "squish": "ingot.ops.squish.preparer:TierPreparer",
     },
