@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.codecs.base import ChunkParts, Rows, decode_by_rows
+from ingot.codecs.base import ChunkParts, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -89,7 +89,7 @@ class StreamedSparseEncoder(_Decoding, StreamedEncoder):
         return chunk
 
 
-class SparseReader(AddsByPieces, Rows):
+class SparseReader(AddsByPieces):
     """Sequential decoding; holds the stored values of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:

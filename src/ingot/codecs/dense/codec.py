@@ -26,7 +26,7 @@ _SCRATCH = 1 << 18
 
 
 @dataclass(slots=True)
-class DenseEncoder:
+class DenseEncoder(Encoder):
     """Encodes rows by a cast, or not at all.
 
     ``lossless`` is False where a value of the source dtype may be rounded.
@@ -40,9 +40,6 @@ class DenseEncoder:
     fit_passes: int = 0
     step: int = 1
     single_chunk: bool = False
-
-    def fit_pass(self, rows: Array) -> None:
-        """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         return {"data": cast(rows, self.target).reshape(-1)}

@@ -9,8 +9,8 @@ from typing import Any
 
 from ingot.codecs.base import Encoder, repack
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.reach import AUTO, merged, named, reaching
-from ingot.codecs.reach import RULE as UNDERFLOW
+from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
+from ingot.codecs.range_probe import RULE as UNDERFLOW
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks
 from ingot.core.dtypes import DTYPES
@@ -133,7 +133,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         spec, rule = specified(encoder), rule + taken[1]
     if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
-    encoder, more = reaching(
+    encoder, more = resolve_range(
         encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
     )
     if more:
