@@ -6,7 +6,6 @@ from collections.abc import Container
 from pathlib import PurePosixPath
 
 from ingot.errors import UsageError
-from ingot.formats.base import LastResort
 from ingot.formats.table import FORMATS
 from ingot.model.store import Store
 
@@ -36,7 +35,7 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
     UsageError
         ``target.foreign``: names what is not known, or says that there are no weights.
     """
-    written = (FORMATS[name] for name in FORMATS if not isinstance(FORMATS[name], LastResort))
+    written = (FORMATS[name] for name in FORMATS if not FORMATS[name].traits.last_resort)
     suffixes = (*(suffix for format in written for suffix in format.suffixes), *_WEIGHTS)
     package = store.location.lower().endswith(_PACKAGE)
     weights = False

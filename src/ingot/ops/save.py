@@ -14,7 +14,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Format, FormatWriter, KeepsAttributes, WriteOptions
+from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.base import OtherLayout
@@ -112,7 +112,7 @@ def plan_tensors(
     stray = next((name for name in attributes if name not in tensors), None)
     if stray is not None:
         raise UsageError(f"expected attributes of a tensor, found some of {stray!r:.80}", rule="save.attributes")
-    if attributes and not isinstance(format, KeepsAttributes):
+    if attributes and not format.traits.keeps_attributes:
         raise UnsupportedError(
             f"{format.name} has no place for attributes of tensors: save a .zt", rule="save.attributes"
         )

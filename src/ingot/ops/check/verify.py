@@ -133,7 +133,7 @@ def examine(
     if source.catalog.check_whole is not None:
         message = "one digest covers the file: a tensor that is read alone is not checked against it"
         findings.append(Finding("note", "format.whole-digest", path, message))
-    elif not source.format.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
+    elif not source.format.traits.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in shown]
@@ -154,7 +154,7 @@ def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTe
     except ResourceError as error:
         yield finding_of(error, source.location)
         return
-    silent = None if source.format.digests else NO_DIGEST
+    silent = None if source.format.traits.digests else NO_DIGEST
     total = sum(count * tensor.nbytes for tensor, count in zip(kinds, counts, strict=True))
     for findings in by_tensor(many, Progress(total, progress), silent):
         yield from (item for item in findings if item.rule != silent)

@@ -19,7 +19,7 @@ from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.accepts import accepts, as_laid, encoding_in
-from ingot.formats.base import EvenGroups, FixedScales, Format, FullSize
+from ingot.formats.base import Format
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -65,7 +65,7 @@ class Asked:
 
 def full_size(format: Format) -> bool:
     """Whether a format wants pruned matrices in their full size."""
-    return isinstance(format, FullSize) and format.full_size
+    return format.traits.full_size
 
 
 def encode(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: Asked) -> Step:
@@ -195,12 +195,13 @@ def _instead(
     zeros: list[dict[str, object]] = [{}, middle] if symmetric else [{}]
     yield from (({**options, **zero, **packing}, "") for zero in zeros for packing in packings)
     group = encoder.params.get("group_size")
-    if isinstance(format, EvenGroups) and group is not None:
-        even, label = _even_group(group, cols, format.even_groups)
-        size = "row" if even == cols and not format.even_groups else even
+    sizes = format.traits.group_sizes
+    if sizes is not None and group is not None:
+        even, label = _even_group(group, cols, sizes)
+        size = "row" if even == cols and not sizes else even
         forms = [{**zero, **packing} for zero in zeros for packing in packings if even]
         yield from (({**options, **form, "group": size}, label) for form in forms)
-    if isinstance(format, FixedScales):
+    if format.traits.fixed_scales:
         own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
         yield from (({**options, **own, **zero, **packing}, "") for zero in zeros for packing in packings)
 

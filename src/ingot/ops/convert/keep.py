@@ -11,7 +11,7 @@ from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.accepts import RAW, accepts, as_laid, recoded
-from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
+from ingot.formats.base import Format
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -45,7 +45,7 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
-    foreign = is_rows_first(tensor.layout) and not isinstance(format, ConfigKeys)
+    foreign = is_rows_first(tensor.layout) and not format.traits.config_keys
     ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in recoded(format, spec)]
     for way in ways:
         if any(part.encoding != RAW for part in way.spec.parts):
@@ -75,7 +75,7 @@ def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
     reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    wanted = format.dtype_of(tensor.name) if isinstance(format, StatesDtypes) else None
+    wanted = format.declared_dtype(tensor.name)
     for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), wanted or tensor.dtype)):
         dense = _decoded(tensor, rule, dtype)
         reason = format.refuses(dense.spec)
@@ -100,8 +100,7 @@ def obstacle(tensor: Tensor, format: Format) -> str:
 
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
     """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
-    carried = format.codecs if isinstance(format, Packs) else ()
-    forms = getattr(format, "forms", ())  # of words, where the codec has several
+    carried, forms = format.traits.packed_codecs, format.traits.word_forms
     others = [as_laid(spec, layout) for layout in alternatives(layout_of(spec), spec)]
     near = [other for other in (spec, *others) if other.codec in carried]
     nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
