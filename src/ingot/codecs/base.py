@@ -21,9 +21,10 @@ from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.bulk import Places
-from ingot.model.layouts.base import InSteps, Layout
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.base import Layout
 from ingot.model.spec import PartSpec
-from ingot.model.tensor import Array, Tensor, require_writable
+from ingot.model.tensor import Array, Decoder, Tensor, require_writable
 
 _LARGE = 1 << 28
 _PIECE = 1 << 16  # elements that are decoded at a time on their way into a strided output
@@ -183,33 +184,34 @@ class Encoder(BaseEncoder, ABC):
         """Decode what ``encode`` returned for one chunk into ``out``, to measure the error. Pure and thread-safe."""
 
 
-class Codec(Protocol):
+class Codec(Decoder):
     """Numbers to parts and back.
 
-    ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that
-    the
-    tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size
-    x 1``.
-    ``streams`` tells that a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
+    Attributes
+    ----------
+    id : str
+    lossless : bool
+        Whether decoding gives the encoded values back whatever the options.
+    streams : bool
+        Whether a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
+    checks_stored : bool
+        Whether ``stored`` checks a tensor without making the values that are left out.
     """
 
     id: ClassVar[str]
     lossless: ClassVar[bool]
-    elementwise: ClassVar[bool]
     streams: ClassVar[bool]
+    checks_stored: ClassVar[bool] = False
 
+    @abstractmethod
     def check(self, tensor: Tensor) -> None:
         """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
-        ...
 
-    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return all values as an array of ``tensor.shape``: in ``out``, if given, of that shape and ``dtype``."""
-        ...
-
+    @abstractmethod
     def reader(self, tensor: Tensor) -> RowReader:
         """Return a sequential reader of ``tensor``'s rows, digests checked at its end."""
-        ...
 
+    @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
         """Prepare to encode a tensor of ``shape`` and source ``dtype``.
 
@@ -220,7 +222,20 @@ class Codec(Protocol):
         UnsupportedError
             A dtype or shape that the codec cannot encode.
         """
-        ...
+
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return ``tensor`` in another layout of the codec, or why not; may read small parts, checking their digests.
+
+        By default the codec has one layout only.
+        """
+        return cannot(layout, f"codec {self.id} has one layout only")
+
+    def stored(self, tensor: Tensor) -> Iterator[Array]:
+        """Yield the stored values, in chunks, after checking their positions; digests are checked at the end.
+
+        Called if ``checks_stored`` is set; raises what ``reader`` raises.
+        """
+        raise NotImplementedError
 
 
 class ChunkParts(dict[str, Array]):
@@ -300,7 +315,8 @@ class Repacked:
         """
         if not self.exact:
             return ()
-        lacking = {IN_F32: self.rounded, IN_TYPE: steps and isinstance(self.layout, InSteps) and self.layout.in_steps}
+        in_steps = isinstance(self.layout, AffineLayout) and self.layout.in_steps
+        lacking = {IN_F32: self.rounded, IN_TYPE: steps and in_steps}
         return tuple(grade for grade in GRADES if not lacking.get(grade))
 
 
@@ -311,27 +327,6 @@ def cannot(layout: Layout, why: str) -> Repacked:
         raise ValueError(f"expected a layout that keeps every value: {why}")
 
     return Repacked(layout, (), 0, 1, 0, why, refuse)
-
-
-@runtime_checkable
-class Repacking(Protocol):
-    """A codec with several layouts of the same numbers."""
-
-    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return ``tensor`` in ``layout``, or why not; may read small parts of the tensor, checking their digests."""
-        ...
-
-
-@runtime_checkable
-class ChecksStored(Protocol):
-    """A codec that can check a tensor without making the values that it leaves out."""
-
-    def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the values that are stored, in pieces, after checking where they belong; digests at the end.
-
-        Raises what ``reader`` raises.
-        """
-        ...
 
 
 @runtime_checkable
@@ -350,13 +345,6 @@ class ProvesMany(Protocol):
             By tensor, how many values it has.
         """
         ...
-
-
-def repack(codec: Codec, tensor: Tensor, layout: Layout) -> Repacked:
-    """Return ``tensor`` in another layout of its codec, or why not."""
-    if isinstance(codec, Repacking):
-        return codec.repack(tensor, layout)
-    return cannot(layout, f"codec {codec.id} has one layout only")
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:

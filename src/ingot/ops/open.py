@@ -19,7 +19,7 @@ from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bulk import Bulk
-from ingot.model.bytesource import Stamped
+from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.lazy import Many, as_many
@@ -107,7 +107,7 @@ class Source:
         """
         headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
         sources = self.catalog.sources
-        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, Stamped))]
+        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, StampedSource))]
 
     @property
     def is_folder(self) -> bool:

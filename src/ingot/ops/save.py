@@ -21,7 +21,7 @@ from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import CsrLayout
 from ingot.model.part import StoredReader
-from ingot.model.sparse import FROM_SPARSE, HasSparse, SparseArrays
+from ingot.model.sparse import FROM_SPARSE, SparseArrays
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor, part_of
 from ingot.ops.destination import Destination, destination, stage
@@ -232,7 +232,6 @@ def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
         parts = {"values": values, "coords": part_of(np.concatenate([np.empty(0, np.uint64), *words]))}
     codec = CODECS[layout.codec]
     tensor = Tensor(name, arrays.shape, layout.dtype, layout.codec, parts, decoder=codec)
-    assert isinstance(codec, HasSparse)
     codec.sparse(tensor, layout.dtype)
     return tensor
 

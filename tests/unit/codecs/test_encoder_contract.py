@@ -1,4 +1,4 @@
-"""The defaults of ``Encoder``, and the way in which wrapping encoders forward them."""
+"""The defaults of ``Codec`` and ``Encoder``, and the way in which wrapping encoders forward them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Codec, Encoder
 from ingot.codecs.table import CODECS
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
+from ingot.testing.encoding import encode_tensor
 
 SHAPE = (8, 64)
 
@@ -60,3 +61,18 @@ def test_a_wrapping_encoder_forwards_the_range_of_its_inner_encoder(wrapper: str
 @pytest.mark.parametrize("wrapper", ["sparse_blocks", "sparse_mask"])
 def test_values_are_not_read_for_an_inner_encoder_without_a_range(wrapper: str) -> None:
     assert not CODECS[wrapper].encoder(SHAPE, "f32", {"inner": "dense"}).observes()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_codec_derives_from_the_base_class_and_implements_what_it_promises(name: str) -> None:
+    codec = CODECS[name]
+    assert isinstance(codec, Codec)
+    assert codec.checks_stored == (type(codec).stored is not Codec.stored)
+
+
+def test_a_codec_without_a_feature_says_so() -> None:
+    codec = CODECS["float_entropy"]
+    tensor = encode_tensor(codec, np.ones((2, 16), np.float32), dtype="f32")
+    assert (codec.runs(tensor, (1, 16)), codec.columns(tensor, 4)) == (None, None)
+    assert (codec.to_runs(tensor), codec.sparse(tensor, "f32")) == (None, None)
+    assert codec.repack(tensor, tensor.layout).why_not == "codec float_entropy has one layout only"

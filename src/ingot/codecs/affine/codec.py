@@ -14,7 +14,7 @@ from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine.points import WHY_NOT, as_points
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.affine.to_words import to_words
-from ingot.codecs.base import AddingReader, Repacked, Rows, cannot, result
+from ingot.codecs.base import AddingReader, Codec, Repacked, Rows, cannot, result
 from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
@@ -125,7 +125,7 @@ class CutReader(Rows):
         self._inner.finish()
 
 
-class AffineCodec:
+class AffineCodec(Codec):
     """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
 
     id: ClassVar[str] = AffineLayout.codec

@@ -24,7 +24,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
 
-class NeedsBase:
+class NeedsBase(Codec):
     """The values of a codec that means nothing without the base it was made against: there are none."""
 
     id: ClassVar[str]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, decode_by_rows
+from ingot.codecs.base import ChunkParts, Codec, decode_by_rows
 from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -268,7 +268,7 @@ class Int4Reader(AddsByPieces):
             part.finish()
 
 
-class DeltaInt4:
+class DeltaInt4(Codec):
     """Codes of 4 bits over the range of a tensor's differences but for its outliers, which are stored in float16."""
 
     id: ClassVar[str] = ID

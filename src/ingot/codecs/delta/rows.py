@@ -180,6 +180,7 @@ class RowsCodec(NeedsBase):
     rule: ClassVar[str] = f"{ID}.base"
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
+    checks_stored: ClassVar[bool] = True
     holds: ClassVar[str] = "differences of some rows, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
@@ -187,7 +188,7 @@ class RowsCodec(NeedsBase):
         _checked(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the decoded differences; as of ``codecs.base.ChecksStored``. Added rows are any values."""
+        """Yield the decoded differences. Added rows are any values."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
         reader, step = params.codec.reader(params.inner), max(1, _CHUNK // max(cols, 1))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import decode_by_rows
+from ingot.codecs.base import Codec, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -161,7 +161,7 @@ class SignReader(AddsByPieces):
         self._signs.finish()
 
 
-class DeltaSign:
+class DeltaSign(Codec):
     """One bit per value, the mean magnitude per row; 0 counts as positive."""
 
     id: ClassVar[str] = SignDeltaLayout.codec

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Repacked, Rows, cannot, result
+from ingot.codecs.base import Codec, Encoder, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
 from ingot.codecs.dense.repack import held_in, repack
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
@@ -95,7 +95,7 @@ class DenseReader(Rows):
             self._reader.finish()
 
 
-class DenseCodec:
+class DenseCodec(Codec):
     """Values as they are, of any element type; option ``dtype`` casts."""
 
     id: ClassVar[str] = DenseLayout.codec

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Rows, result
+from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.chunks import LEAST_CHUNK, MOST_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
@@ -137,7 +137,7 @@ class EntropyReader(Rows):
         return self._sizes
 
 
-class EntropyCodec:
+class EntropyCodec(Codec):
     """Floats of whole bytes, bit for bit; level ``fast`` or ``max``."""
 
     id: ClassVar[str] = "float_entropy"

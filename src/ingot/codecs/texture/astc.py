@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Rows, result
+from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
 from ingot.core import native
@@ -169,7 +169,7 @@ class AstcReader(Rows):
         return _texels_of(self._coder, layout, stored, some.stop - some.start, self._name)
 
 
-class AstcCodec:
+class AstcCodec(Codec):
     """A matrix as a texture that a GPU's sampler can decode: ``cols x rows`` texels, luminance, LDR profile."""
 
     id: ClassVar[str] = AstcLayout.codec

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Rows, decode_by_rows
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
 from ingot.codecs.range_probe import AUTO, RangeProbe
@@ -192,7 +192,7 @@ class LowRankEncoder(Encoder):
         product_into(left.reshape(len(out), -1)[:, :rank], right.reshape(-1, out.shape[1])[:rank], out)
 
 
-class LowRankCodec:
+class LowRankCodec(Codec):
     """A product of two thin matrices: what a merged low-rank adapter adds to a weight."""
 
     id: ClassVar[str] = ID

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Rows, decode_by_rows
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
@@ -161,7 +161,7 @@ class CorrectedEncoder(Encoder):
         added_into(base, correction, out)
 
 
-class CorrectedCodec:
+class CorrectedCodec(Codec):
     """Another codec's values, plus a product of two thin matrices."""
 
     id: ClassVar[str] = ID

@@ -228,7 +228,7 @@ class OutlierEncoder(Encoder):
         return rest
 
 
-class OutlierCodec:
+class OutlierCodec(Codec):
     """Another codec's matrix with the largest elements of every row stored beside it, as floats."""
 
     id: ClassVar[str] = ID

@@ -7,7 +7,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from os import fspath
 
-from ingot.codecs.base import ChecksStored
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
@@ -165,11 +164,9 @@ def _decoded(tensors: Sequence[Tensor], counts: Sequence[int]) -> tuple[list[Ten
     however large it is."""
     found: list[Tensor] = []
     of_each: list[int] = []
-    stored = dict[str, bool]()  # asked once: protocols are slow to ask for
     for tensor, count in zip(tensors, counts, strict=True):
-        if tensor.codec not in stored:
-            stored[tensor.codec] = isinstance(CODECS.get(tensor.codec), ChecksStored)
-        if stored[tensor.codec]:
+        codec = CODECS.get(tensor.codec)
+        if codec is not None and codec.checks_stored:
             continue
         with suppress(IngotError):  # said when the tensor's turn comes
             found.append(stored_matrix(tensor) if tensor.codec == PRUNED else tensor)

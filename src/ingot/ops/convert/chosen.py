@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from ingot.codecs.base import Encoder, repack
+from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
 from ingot.codecs.range_probe import RULE as UNDERFLOW
@@ -166,7 +166,7 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
         return None
     for layout in alternatives(tensor.layout, tensor):
         if layout.codec == spec.codec and as_laid(tensor.spec(), layout) == spec:
-            found = repack(CODECS[tensor.codec], tensor, layout)
+            found = CODECS[tensor.codec].repack(tensor, layout)
             return Repack(tensor, spec, rule=rule, repack=found) if found.exact else None
     return None
 

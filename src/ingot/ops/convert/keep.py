@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ingot.codecs.base import repack
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.retype import HOLDERS
@@ -53,7 +52,7 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     if tensor.codec not in CODECS or (stays is not None and not foreign):
         return stays or next(iter(ways), None)
     for layout, wanted in accepts(format, spec):
-        found = repack(CODECS[tensor.codec], tensor, layout)
+        found = CODECS[tensor.codec].repack(tensor, layout)
         if found.exact:
             told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
             return Repack(tensor, wanted, rule=told, repack=found)
@@ -92,7 +91,7 @@ def obstacle(tensor: Tensor, format: Format) -> str:
     """
     spec = tensor.spec()
     for layout, _ in accepts(format, spec) if tensor.codec in CODECS else ():
-        found = repack(CODECS[tensor.codec], tensor, layout)
+        found = CODECS[tensor.codec].repack(tensor, layout)
         if not found.exact:
             return found.why_not or ""
     return nearest_refusal(format, spec)
