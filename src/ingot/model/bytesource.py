@@ -131,21 +131,20 @@ Range = tuple[int, int]
 """Where bytes begin, and how many they are."""
 
 
-class Ranged(Protocol):
-    """A source that is asked for several ranges at once: each request of its own is a journey to another machine.
+class Ranged:
+    """A base class of sources on another machine, which are asked for several ranges in one request.
 
-    ``gap`` is the number of bytes between two ranges up to which both are asked for as one.
+    ``gap`` is the number of bytes between two ranges up to which both are requested as one.
     """
 
     gap: int
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each range; errors as ``ByteSource.view``."""
-        ...
+        """Return the bytes of each range; raises what ``ByteSource.view`` raises."""
+        raise NotImplementedError
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that will be asked for, each once; a hint that may be of no use."""
-        ...
+        """Begin to read ranges that will be requested, each once. A source may ignore this hint."""
 
 
 class Sink(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.model.bytesource import Buffer, ByteSource, Range, Sink, Stamp, StampedSource, Target
+from ingot.model.bytesource import Buffer, ByteSource, Range, Ranged, Sink, Stamp, StampedSource, Target
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.store import Listing, Store
 
@@ -209,7 +209,7 @@ class CountingStore(Store):
         self.nbytes += sum(length for _, length in ranges)
 
 
-class _CountedSource:
+class _CountedSource(Ranged):
     mapped = False
 
     def __init__(self, store: CountingStore, source: ByteSource) -> None:

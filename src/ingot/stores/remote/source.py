@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.core.checked import require_inside
 from ingot.errors import ResourceError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Stamp, StampedSource
+from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.memory import flat
@@ -29,7 +29,7 @@ GAP = 1 << 14
 """Bytes between two ranges that are sooner read than asked for by another request."""
 
 
-class RemoteSource(StampedSource):
+class RemoteSource(StampedSource, Ranged):
     """One version of one file, read by ranges; what came with its opening is held and not asked for again.
 
     A copy (``copy``, ``pickle``) opens the file again by its address, and is refused with ``store.changed`` where that
@@ -71,7 +71,7 @@ class RemoteSource(StampedSource):
         self._ahead = Ahead(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read what will be asked for; as ``Ranged.expect``."""
+        """Begin to read what will be asked for; see ``Ranged.expect``."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
