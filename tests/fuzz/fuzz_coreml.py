@@ -62,7 +62,7 @@ def read_all(files: dict[str, bytes]) -> None:
 
 def write_again(catalog: Any) -> None:
     target = MemoryTarget()
-    format = CoremlFormat().fit(catalog.attachments)
+    format = CoremlFormat().for_attachments(catalog.attachments)
     planned = plan_tensors(format, catalog.tensors)
     artifact = Artifact([spec for _, spec in planned], attachments=catalog.attachments)
     writer = format.writer(target, "", artifact, WriteOptions())

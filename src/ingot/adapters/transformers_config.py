@@ -11,7 +11,6 @@ from typing import Any
 from ingot.core.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.core.extras import require
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.base import ConfigKeys
 from ingot.formats.dialects.base import PACKING_KEYS
 from ingot.formats.table import FORMATS
 from ingot.model.store import Store
@@ -68,7 +67,7 @@ def read_config(folder: Store, tensors: int, format: str = "") -> Any:
             where=where,
         )
     _refuse_layers(values, max(tensors, _SHARED_LAYERS), where)
-    packed = None if format in FORMATS and isinstance(FORMATS[format], ConfigKeys) else of_config(values, where)
+    packed = None if format in FORMATS and FORMATS[format].traits.config_keys else of_config(values, where)
     if packed is not None:
         raise packed.refusal()
     # Dialects describe their packing here; what Ingot hands over is decoded, and transformers must not look for packed

@@ -10,19 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core.buffers import fresh
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.bulk import Places
-from ingot.model.layouts.base import InSteps, Layout
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.base import Layout
 from ingot.model.spec import PartSpec
-from ingot.model.tensor import Array, Tensor, require_writable
+from ingot.model.tensor import Array, Decoder, Tensor, require_writable
 
 _LARGE = 1 << 28
 _PIECE = 1 << 16  # elements that are decoded at a time on their way into a strided output
@@ -62,69 +64,154 @@ class Rows(ABC):
             target[...] = piece
 
 
-class Encoder(Protocol):
-    """One tensor's encoding, prepared: everything but the bytes is known.
+class AddingReader(Rows):
+    """A reader that adds while it decodes, in one pass."""
 
-    ``params`` is what the artifact states, and is all that the decoder will get; what fit passes learn is missing until
-    the last of them is over. ``parts`` are in file order.
-    ``fit_passes`` is
-    the number of whole passes over the tensor that must go through ``fit_pass`` before ``encode``. ``step`` is the
-    number of rows (of elements, where the codec is ``elementwise``) at whose multiples chunks may begin; see
-    ``row_step``. ``single_chunk`` asks for all rows in one chunk. ``lossless`` tells whether every value survives these
-    options.
+    @abstractmethod
+    def add_into(self, base: Array, out: Array) -> None:
+        """Write ``base`` plus the next rows into ``out``, both f32, f16 or bf16 in C order; ``out`` may be ``base``.
+
+        The bits are those of decoding to f32, adding in f32, and rounding once.
+        """
+
+
+class BaseEncoder:
+    """The part of the contract that ``Encoder`` and ``codecs.delta.base.DeltaEncoder`` share.
+
+    An encoder is prepared for one tensor: everything but the bytes is decided. The methods here have defaults for an
+    encoder that needs no memory, no package and no look at the values beforehand.
+
+    Attributes
+    ----------
+    codec : str
+        Identifier of the codec.
+    params : mapping
+        What the artifact states, and all that the decoder gets. Entries that fit passes determine are missing until
+        the last pass is over.
+    parts : tuple of PartSpec
+        In file order.
+    fit_passes : int
+        The number of passes over all rows that must go through ``fit_pass`` before ``encode``.
+    step : int
+        The number of rows (of elements, if the codec is ``elementwise``) at whose multiples chunks may begin; see
+        ``row_step``.
+    single_chunk : bool
+        Whether all rows must come in one chunk.
+    lossless : bool
+        Whether every value survives these options.
     """
 
     codec: str
-    params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
-    fit_passes: int
     step: int
     single_chunk: bool
-    lossless: bool
+
+    if TYPE_CHECKING:
+        # Some encoders compute these. At run time a property here would become the default of a dataclass field.
+
+        @property
+        def params(self) -> Mapping[str, Any]: ...
+
+        @property
+        def fit_passes(self) -> int: ...
+
+        @property
+        def lossless(self) -> bool: ...
+
+    def scratch_bytes(self) -> int:
+        """Return the bytes that one thread needs to encode, besides its chunk."""
+        return 0
+
+    def scratch_bytes_per_element(self) -> float:
+        """Return the bytes that encoding takes for each element of a chunk, besides its rows and parts."""
+        return 0
+
+    def retained_bytes(self) -> int:
+        """Return the bytes that the encoder keeps from its fit passes until ``forget``."""
+        return 0
+
+    def range_probe(self) -> RangeProbe | None:
+        """Return the probe that decides whether the stated types reach small values; None if any value fits."""
+        return None
+
+    def observes(self) -> bool:
+        """Return whether the values should go through ``observe`` before the encoder is used."""
+        return self.range_probe() is not None
+
+    def observe(self, rows: Array, start: int) -> bool:
+        """Take in a run of rows, ``start`` rows after the first.
+
+        Returns True once further rows can change neither ``wider_options`` nor ``underflow``.
+        """
+        probe = self.range_probe()
+        return probe is None or probe.observe(rows)
+
+    def wider_options(self) -> Mapping[str, Any]:
+        """Return options for an encoder whose types keep all bits of the observed values; empty if these types do."""
+        probe = self.range_probe()
+        return {} if probe is None else probe.wider_options()
+
+    def underflow(self) -> str | None:
+        """Return why the stated types lose all observed values; None if they do not."""
+        probe = self.range_probe()
+        return None if probe is None else probe.underflow()
+
+    def ready(self) -> None:
+        """Raise ``MissingExtraError`` if an optional package is missing that ``encode`` needs.
+
+        Plans and listings prepare encoders without the package; the engine calls this before it reads the first byte.
+        """
+
+    def forget(self) -> None:
+        """Release what fit passes found; called when the tensor is written."""
+
+
+class Encoder(BaseEncoder, ABC):
+    """The prepared encoding of one tensor."""
 
     def fit_pass(self, rows: Array) -> None:
-        """Take in the next rows of the present pass, in order; how rows are cut into chunks may not matter."""
-        ...
+        """Take in the next rows of the present pass, in order; the result may not depend on how rows are chunked."""
 
+    @abstractmethod
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe.
 
-        ``start`` is the number of rows before these. What a tensor has once goes with row 0.
+        ``start`` is the number of rows before these. Parts that a tensor has once go with row 0.
         """
-        ...
 
+    @abstractmethod
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         """Decode what ``encode`` returned for one chunk into ``out``, to measure the error. Pure and thread-safe."""
-        ...
 
 
-class Codec(Protocol):
+class Codec(Decoder):
     """Numbers to parts and back.
 
-    ``lossless`` tells whether decoding gives the encoded values back whatever the options. ``elementwise`` tells that
-    the
-    tensor may be read and encoded in any runs of elements, not only in whole rows: its matrix may be taken as ``size
-    x 1``.
-    ``streams`` tells that a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
+    Attributes
+    ----------
+    id : str
+    lossless : bool
+        Whether decoding gives the encoded values back whatever the options.
+    streams : bool
+        Whether a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
+    checks_stored : bool
+        Whether ``stored`` checks a tensor without making the values that are left out.
     """
 
     id: ClassVar[str]
     lossless: ClassVar[bool]
-    elementwise: ClassVar[bool]
     streams: ClassVar[bool]
+    checks_stored: ClassVar[bool] = False
 
+    @abstractmethod
     def check(self, tensor: Tensor) -> None:
         """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
-        ...
 
-    def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return all values as an array of ``tensor.shape``: in ``out``, if given, of that shape and ``dtype``."""
-        ...
-
+    @abstractmethod
     def reader(self, tensor: Tensor) -> RowReader:
         """Return a sequential reader of ``tensor``'s rows, digests checked at its end."""
-        ...
 
+    @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
         """Prepare to encode a tensor of ``shape`` and source ``dtype``.
 
@@ -135,17 +222,20 @@ class Codec(Protocol):
         UnsupportedError
             A dtype or shape that the codec cannot encode.
         """
-        ...
 
+    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
+        """Return ``tensor`` in another layout of the codec, or why not; may read small parts, checking their digests.
 
-def scratch(encoder: Encoder) -> int:
-    """Return the bytes that one thread needs to encode beside its chunk: an encoder's ``scratch``, if it states any."""
-    return int(getattr(encoder, "scratch", 0))
+        By default the codec has one layout only.
+        """
+        return cannot(layout, f"codec {self.id} has one layout only")
 
+    def stored(self, tensor: Tensor) -> Iterator[Array]:
+        """Yield the stored values, in chunks, after checking their positions; digests are checked at the end.
 
-def scratch_per_element(encoder: Encoder) -> float:
-    """Return the bytes that encoding takes for each element of a chunk beside its rows and parts, if any are stated."""
-    return float(getattr(encoder, "scratch_per_element", 0))
+        Called if ``checks_stored`` is set; raises what ``reader`` raises.
+        """
+        raise NotImplementedError
 
 
 class ChunkParts(dict[str, Array]):
@@ -157,29 +247,6 @@ class ChunkParts(dict[str, Array]):
 
     start: int = 0
     within: Mapping[str, Array]
-
-
-def held(encoder: object) -> int:
-    """Return the bytes that an encoder holds from its fit passes until its tensor is written: its ``held``, if any."""
-    return int(getattr(encoder, "held", 0))
-
-
-def forget(encoder: object) -> None:
-    """Let an encoder go of what fit passes told it, when its tensor is written: its ``forget``, if it has one."""
-    release = getattr(encoder, "forget", None)
-    if release is not None:
-        release()
-
-
-def ready(encoder: object) -> None:
-    """Ask for the optional packages that an encoder works with: its ``ready``, if it has one.
-
-    Plans and listings make encoders without them; who encodes asks before the first byte is read. Raises
-    ``MissingExtraError``.
-    """
-    ask = getattr(encoder, "ready", None)
-    if ask is not None:
-        ask()
 
 
 class RepackReader(Protocol):
@@ -248,7 +315,8 @@ class Repacked:
         """
         if not self.exact:
             return ()
-        lacking = {IN_F32: self.rounded, IN_TYPE: steps and isinstance(self.layout, InSteps) and self.layout.in_steps}
+        in_steps = isinstance(self.layout, AffineLayout) and self.layout.in_steps
+        lacking = {IN_F32: self.rounded, IN_TYPE: steps and in_steps}
         return tuple(grade for grade in GRADES if not lacking.get(grade))
 
 
@@ -259,27 +327,6 @@ def cannot(layout: Layout, why: str) -> Repacked:
         raise ValueError(f"expected a layout that keeps every value: {why}")
 
     return Repacked(layout, (), 0, 1, 0, why, refuse)
-
-
-@runtime_checkable
-class Repacking(Protocol):
-    """A codec with several layouts of the same numbers."""
-
-    def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return ``tensor`` in ``layout``, or why not; may read small parts of the tensor, checking their digests."""
-        ...
-
-
-@runtime_checkable
-class ChecksStored(Protocol):
-    """A codec that can check a tensor without making the values that it leaves out."""
-
-    def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the values that are stored, in pieces, after checking where they belong; digests at the end.
-
-        Raises what ``reader`` raises.
-        """
-        ...
 
 
 @runtime_checkable
@@ -298,13 +345,6 @@ class ProvesMany(Protocol):
             By tensor, how many values it has.
         """
         ...
-
-
-def repack(codec: Codec, tensor: Tensor, layout: Layout) -> Repacked:
-    """Return ``tensor`` in another layout of its codec, or why not."""
-    if isinstance(codec, Repacking):
-        return codec.repack(tensor, layout)
-    return cannot(layout, f"codec {codec.id} has one layout only")
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:

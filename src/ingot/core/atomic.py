@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from ingot.core import system
 from ingot.core.disk import occupied, require_disk
@@ -74,6 +74,9 @@ class Staging:
         ``core.oserrors.write_error``.
     """
 
+    takes_over: ClassVar[bool] = False
+    """Whether files can be published that other processes put into the shared folder (``take_over``)."""
+
     def __init__(
         self,
         dst: str | os.PathLike[str],
@@ -120,9 +123,16 @@ class Staging:
     def shared_files(self) -> str | None:
         """The whole path of ``files`` where it lies beside the target, so that who sees the one sees the other.
 
-        None elsewhere: where files go that others have made, ``TakesOver`` tells.
+        None if it lies elsewhere; see ``takes_over`` for files that other processes have made.
         """
         return str(self.files.absolute())
+
+    def take_over(self, files: Mapping[str, str]) -> None:
+        """Publish full files that other processes put into the shared folder, besides what is in ``files``.
+
+        ``files`` maps names in the shared folder to the names that the files get. Called if ``takes_over`` is set.
+        """
+        raise NotImplementedError
 
     def share(self) -> str:
         """Return the whole path or address of a folder beside the target, into which other processes may put files.
@@ -281,15 +291,6 @@ class Staging:
         with contextlib.suppress(OSError):
             (self.folder / "lock").unlink(missing_ok=True)
             self.folder.rmdir()
-
-
-@runtime_checkable
-class TakesOver(Protocol):
-    """A ``Staging`` that publishes files which other processes have put into its shared folder as a whole."""
-
-    def take_over(self, files: Mapping[str, str]) -> None:
-        """Publish these files of the shared folder, by the names that they are to have, beside what is in ``files``."""
-        ...
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ingot.codecs.base import repack
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.structs import warm
@@ -106,7 +105,7 @@ def _bound(
 def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
     for layout, wanted in accepts(format, tensor.spec()):
         if spec_data(wanted) == data.spec:
-            found = repack(CODECS[tensor.codec], tensor, layout)
+            found = CODECS[tensor.codec].repack(tensor, layout)
             if found.exact:
                 return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
     for wanted in recoded(format, tensor.spec()):

@@ -23,7 +23,7 @@ from ingot.engine.reopen import require_readable
 from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
-from ingot.formats.base import FormatWriter, LateMetadata
+from ingot.formats.base import FormatWriter
 from ingot.formats.many import AddsWhole, add_in_pieces
 from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
@@ -218,7 +218,6 @@ class _Run:
                 checked()
                 metadata = self._observer.conclude(self.done)
             if metadata is not None:
-                assert isinstance(writer, LateMetadata)
                 writer.amend(metadata)
             return writer.finish()
         except BaseException as error:

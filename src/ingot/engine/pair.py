@@ -71,7 +71,7 @@ class Diff(Step):
 
     @property
     def scratch(self) -> int:
-        return int(getattr(self.encoder, "scratch", 0))
+        return self.encoder.scratch_bytes()
 
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()

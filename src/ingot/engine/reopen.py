@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.engine.plan import Plan
 from ingot.errors import IngotError, IntegrityError, UnsupportedError
-from ingot.formats.base import Catalog, KeepsConstants
+from ingot.formats.base import Catalog
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import as_many
 from ingot.model.spec import TensorSpec
@@ -69,7 +69,7 @@ def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
         return
     planned_names = {spec.name for spec in specs}
     for name in tensors:
-        if name not in planned_names and not (isinstance(format, KeepsConstants) and format.holds(name)):
+        if name not in planned_names and not format.has_constant(name):
             raise _failure(location, f"the finished file has a tensor that was not planned: {name!r:.200}")
 
 

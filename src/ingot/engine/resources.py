@@ -15,7 +15,7 @@ from ingot.engine.plan import Plan
 from ingot.engine.work import Chunking, Room, Step
 from ingot.errors import ResourceError
 from ingot.formats.many import Compact
-from ingot.model.bytesource import ByteSource, Holding, Making
+from ingot.model.bytesource import ByteSource, DerivedSource
 
 # What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
 RESERVE = 24 << 20
@@ -76,14 +76,19 @@ def chunk_budget(resources: Resources, steps: Sequence[Step], kept: int = _RESER
 
 def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
     """Return the memory that tensors take that are computed when they are read; ``ResourceError`` ``ram.ceiling``."""
-    found = [(source.making, step, source) for step in steps for source in _sources(step) if isinstance(source, Making)]
+    found = [
+        (most, step, source)
+        for step in steps
+        for source in _sources(step)
+        if isinstance(source, DerivedSource) and (most := source.computing_bytes())
+    ]
     if not found:
         return 0
     most, step, source = max(found, key=lambda each: each[0])
     if most > spare:
         raise ResourceError(
             f"expected {format_size(most)} to compute this tensor, found {format_size(max(spare, 0))} beside what "
-            f"Python itself takes; raise --max-ram by {format_size(most - spare)} or more, or {source.lighter}",
+            f"Python itself takes; raise --max-ram by {format_size(most - spare)} or more, or {source.memory_hint()}",
             rule="ram.ceiling",
             where=step.tensor.name,
         )
@@ -92,7 +97,7 @@ def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
 
 def _made(step: Step) -> int:
     """Return the memory of sources that make a tensor's bytes as they are read."""
-    return sum(source.held for source in _sources(step) if isinstance(source, Holding))
+    return sum(source.working_bytes() for source in _sources(step) if isinstance(source, DerivedSource))
 
 
 def _sources(step: Step) -> Collection[ByteSource]:

@@ -198,7 +198,7 @@ class Encode(Step):
 
     @property
     def scratch(self) -> int:
-        return base.scratch(self.encoder)
+        return self.encoder.scratch_bytes()
 
     def chunking(self, room: Room) -> Chunking:
         tensor, encoder = self.tensor, self.encoder
@@ -227,7 +227,7 @@ class Encode(Step):
         error = 4 if measured else 0
         # A codec around another hands it a copy of what is kept, and gets it back to measure the error.
         inner = DTYPES[self.tensor.dtype].bits / 8 + error if "inner" in self.spec.params else 0
-        own = base.scratch_per_element(self.encoder)
+        own = self.encoder.scratch_bytes_per_element()
         return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner + own
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:

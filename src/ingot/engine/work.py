@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ingot.codecs import base
-from ingot.codecs.base import Encoder
-from ingot.codecs.delta.base import DeltaEncoder
+from ingot.codecs.base import BaseEncoder
 from ingot.core.stats import NO_ERROR, ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.model.spec import TensorSpec
@@ -116,14 +114,14 @@ class Step(ABC):
         return self.tensor
 
     @property
-    def encoders(self) -> Sequence[Encoder | DeltaEncoder]:
+    def encoders(self) -> Sequence[BaseEncoder]:
         """What encodes here, and may need packages for it or hold memory."""
         return ()
 
     @property
     def held(self) -> int:
         """Bytes held from the fit passes until the tensor is written."""
-        return sum(base.held(encoder) for encoder in self.encoders)
+        return sum(encoder.retained_bytes() for encoder in self.encoders)
 
     @property
     def scratch(self) -> int:
@@ -145,12 +143,12 @@ class Step(ABC):
     def ready(self) -> None:
         """Ask for the optional packages that are needed; raises ``MissingExtraError``."""
         for encoder in self.encoders:
-            base.ready(encoder)
+            encoder.ready()
 
     def forget(self) -> None:
         """Let go of what fit passes found, when the tensor is written."""
         for encoder in self.encoders:
-            base.forget(encoder)
+            encoder.forget()
 
     def like(self, source: Any) -> Step:
         """Return this step for ``source``, what ``Steps`` was given of another name.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ingot.core.encodings import ENCODED
-from ingot.formats.base import Compresses, Format, StoresOnce
+from ingot.formats.base import Format
 from ingot.model.layouts.base import Storable
 from ingot.model.layouts.families import alternatives
 from ingot.model.layouts.table import layout_of
@@ -19,12 +19,12 @@ KNOWN = (RAW, *ENCODED)
 def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
     """Whether a format's ``size`` is what is written, to the byte, and not the most that it can be."""
     lengths = [part.length for spec in specs for part in spec.parts]
-    return None not in lengths and (not isinstance(format, StoresOnce) or len(set(lengths)) == len(lengths))
+    return None not in lengths and (not format.traits.deduplicates or len(set(lengths)) == len(lengths))
 
 
 def encoding_in(format: Format, encoding: str) -> str:
     """Return what a format calls a part's encoding when it is written: its own way to compress, ``raw`` as it is."""
-    return format.encodings[0] if encoding != RAW and isinstance(format, Compresses) else encoding
+    return format.traits.encodings[0] if encoding != RAW and format.traits.encodings else encoding
 
 
 def recoded(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:

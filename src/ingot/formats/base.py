@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ingot.core.checksums import HASHERS
+from ingot.core.config import stored_config
 from ingot.errors import IngotError, UsageError
+from ingot.formats.usage import Made
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
@@ -59,11 +62,11 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer may be asked: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
+    """Options of a writer: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
 
-    ``compact`` asks formats that store pruned matrices in full size (``FullSize``) for what is left of them alone.
-    ``beside`` tells whether there may be other files than the one named, ``base`` is the digest of the file that an
-    overlay refers to.
+    If ``compact`` is set, formats that store pruned matrices in full size (``FormatTraits.full_size``) store the
+    remaining rows or columns only. ``beside`` allows files besides the named one. ``base`` is the digest of the file
+    that an overlay refers to.
     """
 
     digest: str | None = "crc32c"
@@ -86,10 +89,13 @@ class FormatWriter(Protocol):
     order, roles may alternate. Bytes are the *stored* bytes (already compressed where the part says ``zstd``).
     """
 
+    @abstractmethod
     def begin(self, spec: TensorSpec) -> None: ...
 
+    @abstractmethod
     def write(self, role: str, data: Buffer) -> None: ...
 
+    @abstractmethod
     def end(self) -> dict[str, Any]:
         """Close the tensor; return a JSON-able record from which ``restore`` can take it back after a kill.
 
@@ -98,356 +104,277 @@ class FormatWriter(Protocol):
         """
         ...
 
+    @abstractmethod
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take a tensor back as written by an earlier run, instead of ``begin`` ... ``end``."""
         ...
 
+    def amend(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata that the writer was made with; any time before ``finish``.
+
+        A delta's base and result are hashed in the pass that writes it, so their identities are known only at its end.
+        Formats of deltas implement this.
+        """
+        raise TypeError(f"{type(self).__name__} takes no metadata after it was made")
+
+    @abstractmethod
     def finish(self) -> list[str]:
         """Complete and close all files; return their names."""
         ...
 
+    @abstractmethod
     def abort(self) -> None:
         """Close all files as they are."""
         ...
 
 
-@runtime_checkable
-class LateMetadata(Protocol):
-    """A writer whose metadata may be completed while tensors are written.
+@dataclass(frozen=True, slots=True)
+class FormatTraits:
+    """Facts about a format and about the programs that read it, as plain data.
 
-    A delta's base and result are hashed in the pass that writes it, so their identities are known only at its end.
+    Parameters
+    ----------
+    digests : bool
+        Digests of parts can be stored.
+    shards : bool
+        An artifact can be split into several files.
+    shards_on_request : bool
+        The usual artifact is one file, in a folder too.
+    attachments : tuple of str
+        Kinds of attachments that the format carries.
+    encodings : tuple of str
+        Encodings in which parts can be written, the preferred one first; empty if parts are never compressed.
+    containers : mapping
+        Versions of the container, by number or name, to the formats that write them.
+    folder : bool
+        The artifact is a folder as a whole, not a file. See ``Format.has_sentinel``.
+    tiers : tuple of str
+        Names of files in the folder that hold the same model in another form: these are no second checkpoint.
+    last_resort : bool
+        The format is taken for a folder only if no other format finds anything: the same weights often lie there in a
+        better one.
+    exported : bool
+        Files are programs that were exported from a checkpoint. If both lie in a folder, the checkpoint is meant.
+    looks_inside : bool
+        File names do not identify a folder of this format: ``Format.confirms`` reads a little. The format is asked
+        before one that would open the same entry by its name.
+    carries_receipt : bool
+        A file can be given a receipt while every byte of its tensors stays where it is (``Format.with_receipt``).
+    keeps_attributes : bool
+        Attributes of tensors that no codec defines are stored.
+    deduplicates : bool
+        Equal parts are stored once; ``Format.size`` is that of a file in which no two are equal.
+    overlays : bool
+        Files may refer to parts of another file (``Format.overlay``).
+    config_keys : tuple of str
+        Keys of ``config.json`` that describe how tensors are packed. The writer writes them into the artifact's
+        ``config.json``; a conversion into another format leaves them out.
+    packed_codecs : tuple of str
+        Codecs of packed layers, for folders whose purpose is packed layers beside dense tensors.
+    word_forms : tuple of str
+        Forms of packed words that are carried, for codecs that have several.
+    merges : bool
+        vLLM reads such folders, and multiplies by several matrices as one.
+    dense_key : str
+        Key of ``config.json`` that lists layers which stay dense; empty if the folder needs no list.
+    how_to_quantize : str
+        How dense weights become packed layers; empty if programs read a folder without packed layers too.
+    group_sizes : tuple of int or None
+        Sizes of groups that programs run, where groups must divide the columns; empty if any divisor will do. None if
+        groups need not divide the columns.
+    one_group : bool
+        All layers of a folder have groups of one size.
+    one_head : bool
+        Loaders refuse a head if the embeddings are tied to it.
+    fixed_scales : bool
+        Operators take scales of the type of the values only, and perhaps only unsigned codes. A recipe that leaves the
+        type of scales open gets that one, and symmetric codes get their zero point in the middle.
+    full_size : bool
+        Readers take pruned matrices in their full size only (``Format.compacted``).
+    rounds_steps : bool
+        Programs round the product of a code and its scale, and then the sum with an offset, each to the type of the
+        scales. Others compute in f32 and round once.
     """
 
-    def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata that the writer was made with; any time before ``finish``."""
-        ...
-
-
-@runtime_checkable
-class CarriesReceipt(Protocol):
-    """A format whose files can be given a receipt while every byte of their tensors stays where it is."""
-
-    def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
-        """Return how many of the file's first bytes stay, and the bytes that follow them in one with this receipt."""
-
-
-@runtime_checkable
-class LooksInside(Protocol):
-    """A format that reads into a folder to recognise it, because file names do not tell.
-
-    It is asked before a format that would open the same entry by its name.
-    """
-
-    def confirms(self, store: Store) -> bool:
-        """Whether the folder whose names ``entry`` has taken is of this format; reads little."""
-        ...
-
-
-@runtime_checkable
-class LastResort(Protocol):
-    """A format that is taken for a folder's only where no other finds anything in it: the same weights often lie there
-    in a better one."""
-
-    last_resort: bool
-
-
-@runtime_checkable
-class Marked(Protocol):
-    """A format of folders in which one file, the sentinel, marks a finished artifact.
-
-    Other weights beside a marked artifact are forms of the same model. Beside one without a mark they are another
-    checkpoint, and whoever opens the folder has to choose.
-    """
-
-    def marked(self, store: Store) -> bool:
-        """Whether the sentinel is there; reads little."""
-        ...
-
-
-@runtime_checkable
-class HoldsTiers(Protocol):
-    """A format of a folder that may hold other forms of the same model: these are no second checkpoint.
-
-    ``tiers`` are the names of their files.
-    """
-
-    tiers: tuple[str, ...]
-
-
-@runtime_checkable
-class ConfigKeys(Protocol):
-    """A format whose tensors are packed as ``config.json`` says.
-
-    Its writer writes the artifact's ``config`` with these keys. They are left out where a folder of this format is
-    converted into another.
-    """
-
-    config_keys: tuple[str, ...]
-
-    def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return what a ``config.json`` of this format says of how inputs of layers, keys and values are quantized:
-        in a few words, by key."""
-        ...
-
-
-@runtime_checkable
-class ReadsConfig(Protocol):
-    """A format of folders whose ``config.json`` another file may complete."""
-
-    def read_config(self, store: Store) -> dict[str, Any]:
-        """Return ``config.json`` with what the other file adds."""
-        ...
-
-
-@runtime_checkable
-class EvenGroups(Protocol):
-    """A format in whose layers groups divide the columns.
-
-    ``even_groups``: the sizes that its programs run; empty where each divisor of the columns will do.
-    ``one_group``: all layers of a folder have groups of one size.
-    """
-
-    even_groups: tuple[int, ...]
-    one_group: bool
-
-
-@runtime_checkable
-class FitsSource(Protocol):
-    """A format in which settings of the source's ``config.json`` decide what layouts fit."""
-
-    def for_source(self, config: Mapping[str, Any]) -> Format:
-        """Return the format for weights of a folder with this ``config.json``."""
-        ...
-
-
-@runtime_checkable
-class TellsUnsaid(Protocol):
-    """A format that writes a ``config.json`` and may keep in it what another said of activations."""
-
-    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
-        """Return what is not kept of ``said``, which are the ``activations`` of the artifact's ``config``."""
-        ...
-
-
-@runtime_checkable
-class Packs(Protocol):
-    """A format whose packed layers are of some codecs, beside dense tensors."""
-
-    codecs: tuple[str, ...]
-
-
-@runtime_checkable
-class PacksFolder(Packs, Protocol):
-    """A format of folders whose purpose is packed layers.
-
-    ``merges``: vLLM reads such folders, and multiplies by several matrices as one. ``dense_key`` is the key of
-    ``config.json`` that lists layers which stay dense; empty if the folder needs no list. ``how_to_quantize`` says how
-    dense weights become packed layers; empty if a folder without any is what the programs of the format read too.
-    """
-
-    merges: bool
-    dense_key: str
-    how_to_quantize: str
-
-
-@runtime_checkable
-class StatesDtypes(Protocol):
-    """A format in which what is to be written states the element types of tensors."""
-
-    def dtype_of(self, name: str) -> str | None:
-        """Return the element type that a tensor of this name has there; None where nothing says."""
-        ...
-
-
-@runtime_checkable
-class KeepsAttributes(Protocol):
-    """What a format has beside ``Format`` if it stores attributes of tensors that no codec knows."""
-
-    keeps_attributes: bool
-
-
-@runtime_checkable
-class OneHead(Protocol):
-    """A format whose loaders refuse a head where the embeddings are tied to it."""
-
-    one_head: bool
-
-
-@runtime_checkable
-class SplitsOnRequest(Protocol):
-    """A format with ``shards`` whose usual artifact is one file, in a folder too."""
-
-    splits_on_request: bool
-
-
-@runtime_checkable
-class Renamed(Protocol):
-    """A format whose writing programs rename the tensors that they compress."""
-
-    def original(self, name: str) -> str:
-        """Return the name that a tensor had before it was compressed; its own where it was not renamed."""
-        ...
-
-
-@runtime_checkable
-class FullSize(Protocol):
-    """What a format has beside ``Format`` if others read pruned matrices from it only in their full size."""
-
-    full_size: bool
-
-    def compacting(self) -> Format:
-        """Return the format that takes pruned matrices without what is dropped, as whoever asks for it wants them."""
-        ...
-
-
-@runtime_checkable
-class Overlays(Protocol):
-    """A format whose files may refer to parts of another file."""
-
-    def over(self, store: Store, name: str, target: str, digest: str | None) -> Overlay:
-        """Return the format of a file called ``target`` that refers to parts of the file ``name`` beside it.
-
-        ``digest`` is the kind of digest by which the file is known again. Errors as of ``read``.
-        """
-        ...
-
-
-@runtime_checkable
-class Exempting(Protocol):
-    """What a format has beside ``Format`` if its programs take some tensors in one element type only."""
-
-    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return the element type that a tensor must have, which no recipe changes; None if any that it carries."""
-        ...
-
-
-@runtime_checkable
-class KeepsConstants(Protocol):
-    """A format of programs that keep some of their constants as they are, whatever a recipe says."""
-
-    def why_kept(self, name: str) -> str | None:
-        """Return why the program keeps a tensor as it is; None if a recipe may change it."""
-        ...
-
-    def holds(self, name: str) -> bool:
-        """Whether the program has values of its own for a tensor, which stay where none are written."""
-        ...
-
-
-@runtime_checkable
-class Exported(Protocol):
-    """A format of programs, which lie beside the checkpoint that they were made of: the weights are meant then."""
-
-    exported: bool
-
-
-@runtime_checkable
-class FixedScales(Protocol):
-    """A format of operators whose scales are of the type of the values, and whose codes may have to be unsigned.
-
-    Recipes that leave the type of scales open get that one, and symmetric codes their zero point in the middle.
-    """
-
-    fixed_scales: bool
-
-
-@runtime_checkable
-class Fitting(Protocol):
-    """A format in which an attachment decides what tensors fit: Core ML writes those that its program uses."""
-
-    def fit(self, attachments: Attachments) -> Format:
-        """Return the format for an artifact with these attachments.
-
-        Raises ``UnsupportedError`` where one is missing that the format needs.
-        """
-        ...
-
-
-@runtime_checkable
-class Compresses(Protocol):
-    """A format whose parts may be compressed: ``encodings`` are those that it writes, the preferred one first."""
-
-    encodings: tuple[str, ...]
-
-
-@runtime_checkable
-class Containers(Protocol):
-    """A format whose container has several versions: the formats that write them, by the version's number or name."""
-
-    containers: Mapping[str, str]
-
-
-@runtime_checkable
-class StoresOnce(Protocol):
-    """A format that stores equal parts once; its ``size`` is that of a file in which no two are equal."""
-
-    stores_once: bool
-
-
-class Format(Protocol):
-    """A container.
-
-    ``digests`` tells whether it can store digests of parts, ``shards`` whether it can be split into several files,
-    ``attachments`` which kinds of attachments it carries. One whose artifact is a folder as a whole has an attribute
-    ``folder = True``; see ``Marked`` for other weights in such a folder.
+    digests: bool = False
+    shards: bool = False
+    shards_on_request: bool = False
+    attachments: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = ()
+    containers: Mapping[str, str] = field(default_factory=dict)
+    folder: bool = False
+    tiers: tuple[str, ...] = ()
+    last_resort: bool = False
+    exported: bool = False
+    looks_inside: bool = False
+    carries_receipt: bool = False
+    keeps_attributes: bool = False
+    deduplicates: bool = False
+    overlays: bool = False
+    config_keys: tuple[str, ...] = ()
+    packed_codecs: tuple[str, ...] = ()
+    word_forms: tuple[str, ...] = ()
+    merges: bool = False
+    dense_key: str = ""
+    how_to_quantize: str = ""
+    group_sizes: tuple[int, ...] | None = None
+    one_group: bool = False
+    one_head: bool = False
+    fixed_scales: bool = False
+    full_size: bool = False
+    rounds_steps: bool = False
+
+
+class Format(ABC):
+    """A container of tensors: how files are recognized, read, sized and written.
+
+    ``traits`` states what the format can hold. Methods that are not abstract have defaults for a format without the
+    feature in question.
     """
 
     name: str
     suffixes: tuple[str, ...]
     summary: str
-    digests: bool
-    shards: bool
-    attachments: tuple[str, ...]
+    traits: FormatTraits = FormatTraits()
 
+    # Recognizing and reading.
+
+    @abstractmethod
     def claims(self, name: str, head: bytes) -> bool:
-        """Whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""
-        ...
+        """Return whether a file of this name that begins with ``head`` (up to 16 bytes) is of this format."""
 
+    @abstractmethod
     def entry(self, names: Sequence[str]) -> str | None:
-        """Of a folder's file names, the one to open for a checkpoint of this format; None if there is none.
+        """Return the file to open for a checkpoint of this format, given a folder's file names; None if there is none.
 
-        Folders in it are listed too, with a slash at the end.
+        Names of folders are listed too, with a slash at the end.
         """
-        ...
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
-        ...
+    def confirms(self, store: Store) -> bool:
+        """Return whether a folder is of this format whose names ``entry`` accepts; reads little.
 
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order in which the writer wants tensors, as indices into ``specs``.
-
-        Raises ``UnsupportedError`` where the format cannot carry these tensors together.
+        Called if ``traits.looks_inside`` is set.
         """
-        ...
+        return True
 
+    def has_sentinel(self, store: Store) -> bool:
+        """Return whether the file is there that marks a finished folder of this format; reads little.
+
+        If it is, other weights in the folder are forms of the same model. If not, they are another checkpoint, and the
+        caller has to choose.
+        """
+        return False
+
+    @abstractmethod
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate the header or manifest of ``name`` completely and locate every tensor.
 
         Raises ``FormatError`` with a rule, ``IntegrityError`` or ``UnsupportedError``.
         """
-        ...
+
+    def read_config(self, store: Store) -> dict[str, Any]:
+        """Return the folder's ``config.json``, completed by other files if the format defines that.
+
+        Raises ``FormatError``.
+        """
+        return stored_config(store, "model.config")
+
+    def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return how ``config.json`` has inputs of layers, keys and values quantized: in a few words, by key."""
+        return {}
+
+    def original_name(self, name: str) -> str:
+        """Return the name that a tensor had before writing programs compressed and renamed it."""
+        return name
+
+    # Deciding what can be written.
+
+    @abstractmethod
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Return why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
+
+    def for_attachments(self, attachments: Attachments) -> Format:
+        """Return the format for an artifact with these attachments, which may decide what tensors fit.
+
+        Raises ``UnsupportedError`` if an attachment is missing that the format needs.
+        """
+        return self
+
+    def for_source(self, config: Mapping[str, Any]) -> Format:
+        """Return the format for weights of a folder with this ``config.json``, which may decide what layouts fit."""
+        return self
+
+    def compacted(self) -> Format:
+        """Return the format that takes pruned matrices without the dropped rows or columns."""
+        return self
+
+    def overlay(self, store: Store, name: str, target: str, digest: str | None) -> Format:
+        """Return the format of a file called ``target`` that refers to parts of the file ``name`` in the same folder.
+
+        ``digest`` is the kind of digest that identifies the file. Called if ``traits.overlays`` is set; raises what
+        ``read`` raises.
+        """
+        raise NotImplementedError
+
+    def base_identity(self) -> str | None:
+        """Return what identifies the file to which an overlay refers; None if this is no format of an overlay."""
+        return None
+
+    def declared_dtype(self, name: str) -> str | None:
+        """Return the element type that the target declares for a tensor of this name; None if it declares none."""
+        return None
+
+    def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return the element type that a tensor must have, which no recipe changes; None if it may have any."""
+        return None
+
+    def why_constant(self, name: str) -> str | None:
+        """Return why the program that is written into keeps a tensor as it is; None if a recipe may change it."""
+        return None
+
+    def has_constant(self, name: str) -> bool:
+        """Return whether the program has its own values for a tensor, which stay if none are written."""
+        return False
+
+    def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
+        """Return the ``settings`` that the result does not state; they are the ``activations`` of the source."""
+        return [f"{key} ({value})" for key, value in settings.items()]
+
+    # Writing.
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Return the order in which the writer wants tensors, as indices into ``specs``: by default any order.
+
+        Raises ``UnsupportedError`` if the format cannot carry these tensors together.
+        """
+        return range(len(specs))
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a checkpoint's metadata as this format can carry it: itself, or values as JSON text."""
-        ...
+        """Return a checkpoint's metadata as this format can carry it: by default as it is."""
+        return values
 
     def file_name(self, stem: str) -> str:
-        """Name of the single file (or index) for an artifact called ``stem``."""
-        ...
+        """Return the name of the single file (or index) of an artifact called ``stem``."""
+        return stem + self.suffixes[0]
 
+    @abstractmethod
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files, or the most that they can be where ``knows_size`` says so: unknown lengths of parts
-        are counted as ``PartSpec.at_most``."""
-        ...
+        """Return the exact bytes of all files, or the most that they can be if ``knows_size`` says so.
 
+        Unknown lengths of parts are counted as ``PartSpec.at_most``.
+        """
+
+    @abstractmethod
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
         """Start writing. ``name`` is the file to create (the index is named by the format if it shards)."""
-        ...
 
+    def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
+        """Return how many of the file's first bytes stay, and the bytes that follow them in one with this receipt.
 
-@runtime_checkable
-class Overlay(Format, Protocol):
-    """A format of files that refer to one base, which ``identity`` tells from others."""
+        Called if ``traits.carries_receipt`` is set.
+        """
+        raise NotImplementedError
 
-    identity: str
+    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+        """Return commands that run what was written, as lists of words; empty if no program runs it."""
+        return ()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ingot.core.config import CONFIG
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Exported, Format, HoldsTiers, LastResort, LooksInside, Marked
+from ingot.formats.base import Format
 from ingot.formats.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
@@ -59,9 +59,9 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     ``store`` is the folder, for formats that have to look inside; without it they are passed over.
 
     A format whose artifact is the whole folder is taken before other weights in it if its sentinel is there
-    (``Marked``). Without one, nothing says which of the two is meant. What is exported from a checkpoint (``Exported``)
-    is passed over beside one, and so is another form of the same model (``HoldsTiers``). A folder that holds nothing
-    but squish's finalized arrays is of their format.
+    (``Format.has_sentinel``). Without one, nothing says which of the two is meant. A program that was exported from a
+    checkpoint (``FormatTraits.exported``) is passed over if the checkpoint is there too, and so is another form of the
+    same model (``tiers``). A folder that holds nothing but squish's finalized arrays is of their format.
 
     Raises
     ------
@@ -75,9 +75,9 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     claims: list[tuple[Format, str]] = []
     for candidate in FORMATS.of_folder(names):
         entry = candidate.entry(names)
-        if entry is None or isinstance(candidate, LastResort):
+        if entry is None or candidate.traits.last_resort:
             continue
-        if isinstance(candidate, LooksInside):
+        if candidate.traits.looks_inside:
             if store is None or not candidate.confirms(store):
                 continue
             claims = [other for other in claims if other[1] != entry]
@@ -94,9 +94,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
             "file, or move the other one away",
             rule="detect.several",
         )
-    known = tuple(
-        suffix for _, format in FORMATS.available() if not isinstance(format, LastResort) for suffix in format.suffixes
-    )
+    written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
+    known = tuple(suffix for format in written for suffix in format.suffixes)
     several = [name for name in names if name.lower().endswith(known)]
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
@@ -134,21 +133,19 @@ def _told(names: Sequence[str]) -> str:
 
 def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
     """Return the claims without what lies beside the checkpoint that is meant."""
-    tiers = {name for format, _ in claims if isinstance(format, HoldsTiers) for name in format.tiers}
+    tiers = {name for format, _ in claims for name in format.traits.tiers}
     claims = [pair for pair in claims if pair[1] not in tiers]
     if len(claims) > 1:
-        claims = [pair for pair in claims if not isinstance(pair[0], Exported)] or claims
+        claims = [pair for pair in claims if not pair[0].traits.exported] or claims
     if len(claims) > 1:
-        marked = [
-            pair for pair in claims if store is not None and isinstance(pair[0], Marked) and pair[0].marked(store)
-        ]
+        marked = [pair for pair in claims if store is not None and pair[0].has_sentinel(store)]
         claims = marked if len(marked) == 1 else claims
     return claims
 
 
 def _last_resort(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
     for candidate in FORMATS.of_folder(names):
-        entry = candidate.entry(names) if isinstance(candidate, LastResort) else None
+        entry = candidate.entry(names) if candidate.traits.last_resort else None
         if entry is not None and (store is None or foreign_file(entry, store.head(entry, HEAD)) is None):
             return candidate, entry
     return None

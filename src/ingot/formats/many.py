@@ -24,14 +24,14 @@ class AddsWhole(FormatWriter, Protocol):
 
 
 @runtime_checkable
-class Compact(Format, Protocol):
+class Compact(Protocol):
     """A format whose writer keeps little of a small tensor: at most ``entry`` bytes until the end, with the report."""
 
     per_tensor: int
 
 
 @runtime_checkable
-class GoesByName(Format, Protocol):
+class GoesByName(Protocol):
     """A format that knows without the rest of its spec what it refuses of a tensor that is like one it takes."""
 
     def refuses_name(self, name: str) -> str | None:

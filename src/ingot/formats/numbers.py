@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.core.checked import require_inside
 from ingot.core.memory import require_ram
-from ingot.model.bytesource import Buffer, MemorySource
+from ingot.model.bytesource import Buffer, DerivedSource, MemorySource
 
 Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 
@@ -32,7 +32,7 @@ def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool)
     return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
 
 
-class ConvertedSource(MemorySource):
+class ConvertedSource(MemorySource, DerivedSource):
     """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats.
 
     ``digest`` is that of the stored ones, which ``read`` compares; None where there is none.
@@ -43,9 +43,8 @@ class ConvertedSource(MemorySource):
         self.size, self.digest = size, digest
         self._read: Callable[[], bytes] | None = read
 
-    @property
-    def held(self) -> int:
-        """Bytes of memory that reading takes: what is made, and at first what it is made of."""
+    def working_bytes(self) -> int:
+        """Return the bytes of the result, and of the stored bytes that it is computed from."""
         return 2 * self.size
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -55,7 +54,7 @@ class ConvertedSource(MemorySource):
         return super().view(offset, length)
 
 
-class ComputedSource:
+class ComputedSource(DerivedSource):
     """Bytes of a tensor that ``compute`` returns at the first read; they are kept until the last byte is read.
 
     Parameters
@@ -70,12 +69,14 @@ class ComputedSource:
     """
 
     mapped = False
-    lighter = "convert it on a machine with more memory"
 
     def __init__(self, compute: Callable[[], Buffer], size: int, making: int, name: str) -> None:
         self._compute = compute
         self._data: memoryview | None = None
-        self.size, self.making, self.name = size, making, name
+        self.size, self._making, self.name = size, making, name
+
+    def computing_bytes(self) -> int:
+        return self._making
 
     def view(self, offset: int, length: int) -> memoryview:
         require_inside(offset, length, self.size, self.name)
@@ -83,7 +84,7 @@ class ComputedSource:
             return memoryview(b"")
         data = self._data
         if data is None:
-            require_ram(self.making, "values that the program computes", self.lighter, where=self.name)
+            require_ram(self._making, "values that the program computes", self.memory_hint(), where=self.name)
             data = self._data = memoryview(self._compute())
         if offset + length == self.size:
             self._data = None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
 
-from ingot.formats.base import Catalog
+from ingot.formats.base import Catalog, Format
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
 
-class BySuffix:
+class BySuffix(Format):
     """A format whose artifact goes by the name of a file with its suffix."""
-
-    suffixes: tuple[str, ...]
 
     def entry(self, names: Sequence[str]) -> str | None:
         """Return ``model`` with the first suffix, or the only file with one of them; None for none or several."""
@@ -24,16 +21,8 @@ class BySuffix:
             return usual
         return matching[0] if len(matching) == 1 else None
 
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Any metadata can be carried as it is."""
-        return values
 
-    def file_name(self, stem: str) -> str:
-        """The stem with the suffix."""
-        return stem + self.suffixes[0]
-
-
-class SingleFile(BySuffix, ABC):
+class SingleFile(BySuffix):
     """A format of one file; a subclass says how a catalog is read from it."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 from ingot.core.oserrors import write_error
-from ingot.model.bytesource import Scratch, Sink
+from ingot.model.bytesource import DiskSink, Sink
 
 _CHUNK = 1 << 20
 
@@ -20,7 +20,7 @@ class Spool:
     def __init__(self, sink: Sink) -> None:
         self._where = f"temporary file beside {getattr(sink, 'name', 'the target')}"
         try:
-            self._file = sink.scratch() if isinstance(sink, Scratch) else tempfile.TemporaryFile()  # noqa: SIM115
+            self._file = sink.scratch() if isinstance(sink, DiskSink) else tempfile.TemporaryFile()  # noqa: SIM115
         except OSError as error:
             raise write_error(error, self._where) from error
 

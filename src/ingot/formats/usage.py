@@ -1,11 +1,11 @@
-"""What runs what was written: a format says it of the programs that it is made for, and of no other format."""
+"""Commands that run a written artifact, for the programs that a format is made for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 PROMPT = "Once upon a time"
 
@@ -28,20 +28,3 @@ class Made:
 def in_python(code: str, *texts: str) -> Sequence[str]:
     """Return the command that runs one line of Python, with ``texts`` in it as literals, in place of each ``{}``."""
     return "python", "-c", code.format(*(json.dumps(text, ensure_ascii=False) for text in texts))
-
-
-@runtime_checkable
-class RoundsSteps(Protocol):
-    """A format whose programs round the product of a code and its scale, and then the sum with an offset, each to the
-    type of the scales; others compute in f32 and round once."""
-
-    rounds_steps: bool
-
-
-@runtime_checkable
-class Runnable(Protocol):
-    """A format that other programs run."""
-
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
-        """Return commands that run what was written, the words of each; none where this artifact lacks something."""
-        ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from ingot.core.checked import require_inside
 
@@ -31,7 +32,6 @@ class Stamp(NamedTuple):
         return bool(self.etag) and not self.etag.startswith("W/")
 
 
-@runtime_checkable
 class ByteSource(Protocol):
     """Random access to bytes that do not change.
 
@@ -61,43 +61,40 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Holding(Protocol):
-    """A source whose bytes are made as they are read: ``held`` is the memory that it takes while it is."""
+class DerivedSource:
+    """A base class of sources whose bytes are computed from other bytes as they are read.
 
-    @property
-    def held(self) -> int: ...
+    The defaults are those of a source that needs no memory and derives nothing from unchecked parts.
+    """
+
+    def working_bytes(self) -> int:
+        """Return the memory that reading takes, for as long as the source is read."""
+        return 0
+
+    def computing_bytes(self) -> int:
+        """Return the memory that it takes to compute a full tensor when it is first read, one tensor after another."""
+        return 0
+
+    def memory_hint(self) -> str:
+        """Return what the user can do to lower ``computing_bytes``, for messages."""
+        return "convert it on a machine with more memory"
+
+    def prove(self) -> None:
+        """Compare the digests of the parts that the bytes derive from, as far as reading a range does not."""
 
 
-@runtime_checkable
-class Making(Protocol):
-    """A source of a tensor that is computed as a whole when it is first read, one tensor after the other."""
-
-    @property
-    def making(self) -> int:
-        """The memory that this takes."""
-        ...
-
-    @property
-    def lighter(self) -> str:
-        """What to do for it to take less, for messages."""
-        ...
-
-
-@runtime_checkable
-class Stamped(Protocol):
-    """A source that is a file, and can tell one state of it from another."""
+class StampedSource:
+    """A base class of sources that are files, and can tell one state of the file from another."""
 
     stamp: Stamp
 
 
-@runtime_checkable
-class Mapped(Protocol):
-    """A mapped source that can give a range as writable memory."""
+class PrivateMapping(ABC):
+    """A base class of mapped sources that can give a range as writable memory."""
 
+    @abstractmethod
     def private(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset`` in memory of the caller's own, copied where it is written to."""
-        ...
+        """Return ``length`` bytes at ``offset`` in memory of the caller's own, copied when it is written to."""
 
 
 class PrivateSource:
@@ -115,7 +112,7 @@ class PrivateSource:
         source = self._source
         copy = self._views.get((offset, length))
         if copy is None:
-            own = source.private(offset, length) if isinstance(source, Mapped) else None
+            own = source.private(offset, length) if isinstance(source, PrivateMapping) else None
             copy = memoryview(bytearray(source.view(offset, length))) if own is None else own
             copy = self._views.setdefault((offset, length), copy)
         return copy
@@ -134,21 +131,20 @@ Range = tuple[int, int]
 """Where bytes begin, and how many they are."""
 
 
-class Ranged(Protocol):
-    """A source that is asked for several ranges at once: each request of its own is a journey to another machine.
+class Ranged:
+    """A base class of sources on another machine, which are asked for several ranges in one request.
 
-    ``gap`` is the number of bytes between two ranges up to which both are asked for as one.
+    ``gap`` is the number of bytes between two ranges up to which both are requested as one.
     """
 
     gap: int
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each range; errors as ``ByteSource.view``."""
-        ...
+        """Return the bytes of each range; raises what ``ByteSource.view`` raises."""
+        raise NotImplementedError
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that will be asked for, each once; a hint that may be of no use."""
-        ...
+        """Begin to read ranges that will be requested, each once. A source may ignore this hint."""
 
 
 class Sink(Protocol):
@@ -167,13 +163,12 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Scratch(Protocol):
-    """A sink on a disk that can also hold what has no place in the file yet."""
+class DiskSink(ABC):
+    """A base class of sinks on a disk, which can also store bytes that have no offset in the file yet."""
 
+    @abstractmethod
     def scratch(self) -> BinaryIO:
         """Return an unnamed temporary file on the same disk; raises ``OSError``."""
-        ...
 
 
 class Target(Protocol):

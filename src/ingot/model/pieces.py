@@ -8,16 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ingot.core.checked import require_inside
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.errors import UnsupportedError
+from ingot.model.bytesource import DerivedSource
 from ingot.model.part import Part, PartReader, StoredReader, memory_part
-from ingot.model.slices import Readable, Reader, Skipping, pass_over
-from ingot.model.tensor import Array, Tensor
+from ingot.model.slices import Reader, Skipping, pass_over
+from ingot.model.tensor import Array, Decoder, Tensor
 
 R = TypeVar("R")
 
@@ -196,7 +197,7 @@ class ValueBytes:
         pass_over(reader, count * self._cols, self._cols, self._dtype)
 
 
-class Pieces:
+class Pieces(DerivedSource):
     """Runs of other bytes, one behind the other: a ``ByteSource``.
 
     Parameters
@@ -250,24 +251,15 @@ class Pieces:
             origin.prove()
 
 
-def _decoder(tensor: Tensor) -> Readable:
-    if not isinstance(tensor.decoder, Readable):
+def _decoder(tensor: Tensor) -> Decoder:
+    if tensor.decoder is None:
         raise UnsupportedError(f"no decoder for codec {tensor.codec!r}", rule="codec.unknown", where=tensor.name)
     return tensor.decoder
 
 
-@runtime_checkable
-class Proving(Protocol):
-    """A source that is made of parts, which are not checked where only pieces of them are read."""
-
-    def prove(self) -> None:
-        """Compare their digests, as far as reading a piece does not."""
-        ...
-
-
 def prove(part: Part) -> None:
     """Compare the digests by which pieces of a part cannot be checked; nothing where the part is no piece."""
-    if isinstance(part.source, Proving):
+    if isinstance(part.source, DerivedSource):
         part.source.prove()
 
 
@@ -280,7 +272,7 @@ def prove_whole(part: Part) -> None:
 
 def skips(tensor: Tensor) -> bool:
     """Whether any run of a tensor can be read without what comes before it."""
-    return isinstance(tensor.decoder, Readable) and isinstance(tensor.decoder.reader(tensor), Skipping)
+    return tensor.decoder is not None and isinstance(tensor.decoder.reader(tensor), Skipping)
 
 
 def backwards(runs: Array) -> int:

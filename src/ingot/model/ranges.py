@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -278,12 +277,12 @@ class HeaderSource:
 
 def is_distant(source: ByteSource) -> bool:
     """Whether each read of a source is a journey to another machine."""
-    return hasattr(source, "ranges")
+    return isinstance(source, Ranged)
 
 
 def distant(source: ByteSource) -> Ranged | None:
-    """Return the source if it is that of another machine; asking a protocol would take longer than a read."""
-    return cast(Ranged, source) if hasattr(source, "ranges") else None
+    """Return the source if it is on another machine; else None."""
+    return source if isinstance(source, Ranged) else None
 
 
 def _within(start: int, length: int, size: int) -> Range:

@@ -42,17 +42,6 @@ class Skipping(Protocol):
         ...
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """A decoder that hands out sequential readers; every codec is one."""
-
-    elementwise: bool
-
-    def reader(self, tensor: Any) -> Reader:
-        """Return a reader of the tensor's rows, from the first on."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RunLayout:
     """Where runs of elements lie in a tensor's parts.
@@ -67,37 +56,6 @@ class RunLayout:
 
     elements: int
     nbytes: Mapping[str, int]
-
-
-@runtime_checkable
-class InRuns(Protocol):
-    """A codec in whose parts every run of elements lies at a known position."""
-
-    def runs(self, tensor: Any, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the layout, if a tensor of ``shape`` made of such runs has the same parameters; None if it has not."""
-        ...
-
-
-@runtime_checkable
-class InColumns(Protocol):
-    """A codec in whose parts the columns of each row lie at known positions."""
-
-    def columns(self, tensor: Any, count: int) -> Mapping[str, int] | None:
-        """Return the bytes of each part that ``count`` columns of a row take, the first ones or any behind them.
-
-        0 for a part that belongs to whole rows, or to all of them. None if a tensor of so many columns has not the
-        same parameters, or if its parts would begin within a byte, a word or what shares a scale.
-        """
-        ...
-
-
-@runtime_checkable
-class ToRuns(Protocol):
-    """A codec whose numbers lie in runs in another layout, exactly."""
-
-    def to_runs(self, tensor: Any) -> Any | None:
-        """Return the tensor in that layout, its parts made as they are read; None where it has none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ingot.core.registry import Registry
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
 if TYPE_CHECKING:
-    from ingot.model.tensor import Tensor
+    pass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,15 +36,6 @@ class SparseArrays:
     shape: tuple[int, ...]
     values: Array
     positions: tuple[Array, ...]
-
-
-@runtime_checkable
-class HasSparse(Protocol):
-    """A codec that stores some of the values and where they belong."""
-
-    def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
-        """Return arrays of their own, positions checked; raises the codec's rules."""
-        ...
 
 
 # Text only, as of the other frameworks: adapters import model, never the other way round.

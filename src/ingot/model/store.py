@@ -9,7 +9,7 @@ from os import PathLike
 from urllib.parse import quote
 
 from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, Stamped
+from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, StampedSource
 from ingot.model.ranges import read_bytes, read_ranges
 
 _HELD = 1 << 16
@@ -117,7 +117,7 @@ class Store(ABC):
         """Return the state of a file, taken from the open file; errors as ``open``."""
         source = self.open(name)
         try:
-            return source.stamp if isinstance(source, Stamped) else Stamp(source.size)
+            return source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
         finally:
             source.close()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from ingot.model.layouts.base import Layout
 from ingot.model.layouts.table import layout_of
 from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part, memory_part
-from ingot.model.slices import Index, Readable, piece_of, read_piece
-from ingot.model.sparse import TO_SPARSE, HasSparse
+from ingot.model.slices import Index, Reader, RunLayout, piece_of, read_piece
+from ingot.model.sparse import TO_SPARSE, SparseArrays
 from ingot.model.spec import PartSpec, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,12 +43,49 @@ _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODEC
 TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),))
 
 
-class Decoder(Protocol):
-    """What a tensor needs of its codec. Codecs implement it; ``ops.open`` puts it in."""
+class Decoder(ABC):
+    """The part of a codec that tensors use. Every codec derives from it; ``ops.open`` sets it.
 
+    If ``elementwise`` is set, a tensor may be read in any runs of elements, not only in whole rows: its matrix may be
+    taken as ``size x 1``.
+    """
+
+    elementwise: ClassVar[bool]
+
+    @abstractmethod
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values as an array of ``tensor.shape`` in ``dtype`` (a canonical name): in ``out``, if given."""
-        ...
+        """Return all values as an array of ``tensor.shape`` in ``dtype`` (a canonical name): in ``out``, if given."""
+
+    @abstractmethod
+    def reader(self, tensor: Tensor) -> Reader:
+        """Return a sequential reader of the tensor's rows, from the first on."""
+
+    def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
+        """Return where runs of elements lie in the parts, for a tensor of ``shape`` that is made of such runs.
+
+        None if that tensor has other parameters, or if runs have no known position.
+        """
+        return None
+
+    def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
+        """Return the bytes of each part that ``count`` columns of a row take, the first columns or any later ones.
+
+        0 for a part that belongs to whole rows, or to all of them. None if columns have no known position, if a tensor
+        of so many columns has other parameters, or if its parts would begin within a byte, a word or a group that
+        shares a scale.
+        """
+        return None
+
+    def to_runs(self, tensor: Tensor) -> Tensor | None:
+        """Return the tensor in a layout whose runs have known positions, its parts made as they are read; or None."""
+        return None
+
+    def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays | None:
+        """Return newly allocated arrays of the stored values and their positions, which are checked.
+
+        None if the codec stores no positions. Raises the codec's rules.
+        """
+        return None
 
 
 def require_writable(out: Array, where: str | None = None) -> None:
@@ -268,7 +306,7 @@ class Tensor:
         """
         decoder = self.decoder
         whole = piece_of(self.shape, index, elementwise=False)
-        if not isinstance(decoder, Readable) or whole.shape == self.shape:
+        if decoder is None or whole.shape == self.shape:
             values: Array = self.numpy()[whole.inner]
             return values
         piece = piece_of(self.shape, index, elementwise=decoder.elementwise)
@@ -321,13 +359,15 @@ class Tensor:
             The parts are damaged or do not fit together.
         """
         convert = TO_SPARSE.get_or_refuse(framework)
-        if not isinstance(self.decoder, HasSparse):
+        name = self.dtype if dtype is None else resolve_dtype(dtype).name
+        arrays = None if self.decoder is None else self.decoder.sparse(self, name)
+        if arrays is None:
             raise UnsupportedError(
                 f"expected a tensor of codec sparse_csr or sparse_coo, found {self.codec}; numpy() decodes it",
                 rule="tensor.sparse",
                 where=self.name,
             )
-        return convert(self.decoder.sparse(self, self.dtype if dtype is None else resolve_dtype(dtype).name))
+        return convert(arrays)
 
     def __repr__(self) -> str:
         shape = list(self.shape)

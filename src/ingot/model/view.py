@@ -15,7 +15,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.pieces import SCATTERED, Origin, PartBytes, Pieces, ValueBytes, backwards, joined, prove, skips
-from ingot.model.slices import InRuns, RunLayout, ToRuns
+from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Decoder, Tensor
 
 
@@ -159,14 +159,14 @@ def derived(
 
 def _in_runs(tensor: Tensor) -> Tensor:
     """Return the tensor, in a layout that lies in runs where its own does not."""
-    found = tensor.decoder.to_runs(tensor) if isinstance(tensor.decoder, ToRuns) else None
+    found = None if tensor.decoder is None else tensor.decoder.to_runs(tensor)
     return tensor if found is None else found
 
 
 def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:
     """Return how runs lie in the parts of all origins, if they may stand in one tensor as they are stored."""
     first = origins[0]
-    if not isinstance(first.decoder, InRuns):
+    if first.decoder is None:
         return None
     layouts = []
     for tensor in origins:

@@ -39,7 +39,7 @@ def account_of_conversion(
     attachments = {
         kind: f"{format.name} carries no {KINDS[kind]}"
         for kind in source.attachments.kinds()
-        if kind in WITH_WEIGHTS and kind not in format.attachments
+        if kind in WITH_WEIGHTS and kind not in format.traits.attachments
     }
     return account + account_of_unread({**unread, **attachments}, drop)
 
@@ -87,5 +87,5 @@ def unused_patterns(drop: Sequence[str], account: Account) -> list[str]:
 def _keeps_program(source: Checkpoint, view: Checkpoint, format: Format) -> bool:
     """Whether the target is the source's own program or graph with new weights: it keeps what was not read."""
     own, now = source.attachments, view.attachments
-    program = own.program is not None and now.program is own.program and "program" in format.attachments
-    return program or (own.graph is not None and now.graph is own.graph and "graph" in format.attachments)
+    program = own.program is not None and now.program is own.program and "program" in format.traits.attachments
+    return program or (own.graph is not None and now.graph is own.graph and "graph" in format.traits.attachments)

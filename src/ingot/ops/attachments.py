@@ -40,7 +40,7 @@ _CHUNK = 1 << 20
 
 def require_carried(format: Format, kinds: Collection[str]) -> None:
     """Refuse, by rule ``convert.attachment``, kinds of attachments that ``format`` cannot carry."""
-    for kind in sorted(set(kinds) - set(format.attachments)):
+    for kind in sorted(set(kinds) - set(format.traits.attachments)):
         other = {"program": "a .mlpackage", "graph": "a .onnx"}.get(kind, "a .squizd, for instance")
         raise UnsupportedError(
             f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write {other}",

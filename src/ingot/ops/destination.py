@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from ingot.core.atomic import Staging
 from ingot.core.suggest import did_you_mean
 from ingot.errors import ResourceError, UsageError
-from ingot.formats.base import Containers, Format, LastResort
+from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.model.store import Replaced
 from ingot.ops.replaceable import require_ours
@@ -63,7 +63,7 @@ def destination(
 
 
 def _in_container(format: Format, version: str) -> Format:
-    versions = format.containers if isinstance(format, Containers) else {}
+    versions = format.traits.containers
     if version not in versions:
         raise UsageError(
             f"expected a version of {format.name}'s container that is written here "
@@ -78,7 +78,7 @@ def _destination(path: str | PathLike[str], format: str | None) -> Destination:
     last = PurePosixPath(text)
     by_suffix = format_of_suffix(last.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
-    whole = by_suffix is not None and getattr(by_suffix, "folder", False)
+    whole = by_suffix is not None and by_suffix.traits.folder
     named = kind == "folder" or fspath(path).endswith(("/", "\\"))
     if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
         if whole and kind == "file":
@@ -131,8 +131,8 @@ def _foreign_suffix(name: str) -> bool:
 
 
 def _unknown_suffix(where: str, suffix: str) -> UsageError:
-    formats = (format for _, format in FORMATS.available() if not isinstance(format, LastResort))
-    known = list(dict.fromkeys(suffix for format in formats for suffix in format.suffixes))
+    written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
+    known = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
     near = did_you_mean(suffix.lower(), known) if suffix else ""
     return UsageError(
         f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
@@ -145,6 +145,6 @@ def _unknown_suffix(where: str, suffix: str) -> UsageError:
 def format_of_suffix(name: str) -> Format | None:
     """Return the format whose suffix ``name`` has."""
     for _, format in FORMATS.available():
-        if name.lower().endswith(format.suffixes) and not isinstance(format, LastResort):
+        if name.lower().endswith(format.suffixes) and not format.traits.last_resort:
             return format
     return None

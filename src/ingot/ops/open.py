@@ -11,15 +11,15 @@ from typing import Any
 
 from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
-from ingot.core.config import CONFIG, stored_config
+from ingot.core.config import CONFIG
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.formats.base import Catalog, ConfigKeys, Format, ReadsConfig
+from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.model.bulk import Bulk
-from ingot.model.bytesource import Stamped
+from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
 from ingot.model.lazy import Many, as_many
@@ -88,7 +88,7 @@ class Source:
 
         Told by the folder's ``config.json``, unless its format goes by that, and by the tensors themselves.
         """
-        config = {} if isinstance(self.format, ConfigKeys) else self.config()
+        config = {} if self.format.traits.config_keys else self.config()
         return of_config(config, self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
 
     def config(self) -> dict[str, Any]:
@@ -96,9 +96,7 @@ class Source:
         if not self.is_folder:
             return {}
         try:
-            if isinstance(self.format, ReadsConfig):
-                return self.format.read_config(self.store)
-            return stored_config(self.store, "model.config")
+            return self.format.read_config(self.store)
         except IngotError:
             return {}
 
@@ -109,7 +107,7 @@ class Source:
         """
         headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
         sources = self.catalog.sources
-        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, Stamped))]
+        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, StampedSource))]
 
     @property
     def is_folder(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Container
 from pathlib import PurePosixPath
 
 from ingot.errors import UsageError
-from ingot.formats.base import LastResort
 from ingot.formats.table import FORMATS
 from ingot.model.store import Store
 
@@ -36,8 +35,8 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
     UsageError
         ``target.foreign``: names what is not known, or says that there are no weights.
     """
-    formats = (format for _, format in FORMATS.available() if not isinstance(format, LastResort))
-    suffixes = (*(suffix for format in formats for suffix in format.suffixes), *_WEIGHTS)
+    written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
+    suffixes = (*(suffix for format in written for suffix in format.suffixes), *_WEIGHTS)
     package = store.location.lower().endswith(_PACKAGE)
     weights = False
     for name in store.tree():

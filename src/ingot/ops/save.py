@@ -14,14 +14,14 @@ from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.base import Format, FormatWriter, KeepsAttributes, WriteOptions
+from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import CsrLayout
 from ingot.model.part import StoredReader
-from ingot.model.sparse import FROM_SPARSE, HasSparse, SparseArrays
+from ingot.model.sparse import FROM_SPARSE, SparseArrays
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor, part_of
 from ingot.ops.destination import Destination, destination, stage
@@ -112,7 +112,7 @@ def plan_tensors(
     stray = next((name for name in attributes if name not in tensors), None)
     if stray is not None:
         raise UsageError(f"expected attributes of a tensor, found some of {stray!r:.80}", rule="save.attributes")
-    if attributes and not isinstance(format, KeepsAttributes):
+    if attributes and not format.traits.keeps_attributes:
         raise UnsupportedError(
             f"{format.name} has no place for attributes of tensors: save a .zt", rule="save.attributes"
         )
@@ -232,7 +232,6 @@ def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
         parts = {"values": values, "coords": part_of(np.concatenate([np.empty(0, np.uint64), *words]))}
     codec = CODECS[layout.codec]
     tensor = Tensor(name, arrays.shape, layout.dtype, layout.codec, parts, decoder=codec)
-    assert isinstance(codec, HasSparse)
     codec.sparse(tensor, layout.dtype)
     return tensor
 

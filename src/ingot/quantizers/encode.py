@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.reach import AUTO, Reach
+from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.trellis.values import values_of as trellis_values
 from ingot.codecs.wrap.low_rank import LowRankEncoder
@@ -38,7 +38,7 @@ _SCALES = "scales"
 _MOST_STRETCH = 2.0
 
 
-class RoundingEncoder:
+class RoundingEncoder(Encoder):
     """Encodes a tensor at once: its matrices rounded under their statistics, and brought to their own length.
 
     Rounding of least error falls short of a matrix, and what falls short of a difference is missing at every token:
@@ -62,29 +62,23 @@ class RoundingEncoder:
 
     def __init__(self, name: str, shape: tuple[int, ...], wanted: Asked, known: Knowing, told: Told) -> None:
         self._name, self._shape, self._asked, self._known, self._told = name, shape, wanted, known, told
-        self._reach: Reach | None = None
+        self._reach: RangeProbe | None = None
         layout = wanted.layout(shape, "f32")
         self.codec: str = layout.codec
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts = tuple(layout.part_specs(shape))
         first = next(matrix for matrix, _ in matrices(name, shape))
-        self.scratch = rounding_memory(wanted, shape, known.for_matrix(first))
+        self._scratch = rounding_memory(wanted, shape, known.for_matrix(first))
 
-    def reach(self, reach: Reach | None) -> None:
+    def scratch_bytes(self) -> int:
+        return self._scratch
+
+    def set_range_probe(self, probe: RangeProbe | None) -> None:
         """Have small values looked for, which the scales' type would not reach."""
-        self._reach = reach
+        self._reach = probe
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self._reach is None or self._reach.look(rows)
-
-    def wider(self) -> Mapping[str, Any]:
-        return {} if self._reach is None else self._reach.wider()
-
-    def lost(self) -> str | None:
-        return None if self._reach is None else self._reach.lost()
-
-    def fit_pass(self, rows: Array) -> None:
-        pass
+    def range_probe(self) -> RangeProbe | None:
+        return self._reach
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts; raises ``quantizer.non-finite``, ``quantizer.scale-overflow``, ``statistics.*``."""
@@ -133,7 +127,7 @@ def _stretched(scales: Array, length: float, dtype: str) -> Array:
 
 def encoder_under(
     name: str, shape: tuple[int, ...], how: tuple[str, str, Mapping[str, Any]], known: Knowing, told: Told
-) -> Encoder | RoundingEncoder:
+) -> Encoder:
     """Return what encodes a tensor of f32 by its statistics.
 
     Parameters
@@ -166,7 +160,7 @@ def encoder_under(
     wanted = asked(quantizer, codec, {**options, _SCALES: "f16"} if auto else options)
     wanted.require(shape, name)
     rounding = RoundingEncoder(name, shape, wanted, known, told)
-    rounding.reach(_reach(wanted, auto=auto))
+    rounding.set_range_probe(_reach(wanted, auto=auto))
     return rounding
 
 
@@ -174,11 +168,11 @@ def _of(known: Knowing, name: str, rows: int, cols: int) -> Factors:
     return known_factors(known, name, rows, cols)[0]
 
 
-def _reach(wanted: Asked, *, auto: bool) -> Reach | None:
+def _reach(wanted: Asked, *, auto: bool) -> RangeProbe | None:
     if not wanted.streams and not wanted.grid.scaled:
         return None
     if wanted.streams:
         most = float(np.abs(trellis_values(wanted.grid.bits)).max())
     else:
         most = 1.0 if wanted.grid.learnt else float(np.abs(wanted.grid.levels).max())
-    return Reach(_SCALES, wanted.grid.scales, ("bf16", "f32") if auto else (), most, "f32")
+    return RangeProbe(_SCALES, wanted.grid.scales, ("bf16", "f32") if auto else (), most, "f32")

@@ -23,7 +23,7 @@ from ingot.core.checked import require_inside
 from ingot.core.mapping import map_file
 from ingot.core.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.model.bytesource import Stamp
+from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
 from ingot.stores.ahead import SMALL, WINDOW, Ahead
 from ingot.stores.reads import read_all
 
@@ -105,7 +105,7 @@ def _most_open() -> int:
     return _MOST if most is None else min(_MOST, max(_LEAST, most // 4))
 
 
-class PreadSource:
+class PreadSource(StampedSource):
     """A file that is read by ``preadv``; ``view`` copies.
 
     A copy (``copy``, ``pickle``) opens the file again by its path, and is refused with ``store.changed`` where that is
@@ -244,7 +244,7 @@ class PreadSource:
             return
 
 
-class MmapSource(PreadSource):
+class MmapSource(PreadSource, PrivateMapping):
     """A mapped file; ``view`` is the mapping itself, read-only.
 
     Raises ``ResourceError`` ``store.cannot-map`` where the system cannot map the file.

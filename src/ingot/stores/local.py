@@ -18,7 +18,7 @@ from ingot.core import system
 from ingot.core.oserrors import read_error, write_error
 from ingot.core.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
-from ingot.model.bytesource import Buffer, ByteSource, Stamp
+from ingot.model.bytesource import Buffer, ByteSource, DiskSink, Stamp
 from ingot.model.store import Listing, Store
 from ingot.stores.files import MmapSource, PreadSource, open_regular, stamp_of
 from ingot.stores.local_names import file_name, path_of, url_of
@@ -215,7 +215,7 @@ class LocalTarget:
 _SMALL, _LATE = 1 << 12, 1 << 16
 
 
-class LocalSink:
+class LocalSink(DiskSink):
     """One file being written, by ``pwrite``; with ``late`` small pieces wait in memory, until ``flush`` at the latest.
 
     Raises

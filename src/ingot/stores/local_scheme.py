@@ -10,10 +10,11 @@ from ingot.errors import UsageError
 from ingot.model.store import Replaced
 from ingot.stores.local import LocalStore
 from ingot.stores.local_names import path_of, url_of
+from ingot.stores.scheme import WritableScheme
 from ingot.stores.shared import LocalShared, SharedFolder
 
 
-class LocalScheme:
+class LocalScheme(WritableScheme):
     """Paths, and addresses of the form ``file:///folder/file``."""
 
     def store(self, text: str, io: str) -> LocalStore:

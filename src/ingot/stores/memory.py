@@ -12,6 +12,7 @@ from ingot.core.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.stores.scheme import WritableScheme
 
 
 class MemoryStore(Store):
@@ -53,7 +54,7 @@ class MemoryStore(Store):
         return MemorySource(self._files[key], name)
 
 
-class MemoryScheme:
+class MemoryScheme(WritableScheme):
     """Addresses of the form ``memory:NAME/folder/file``: what this process keeps under ``NAME``, empty at first."""
 
     def store(self, text: str, io: str) -> MemoryStore:
@@ -83,10 +84,6 @@ class MemoryScheme:
     def url(self, text: str) -> str:
         """Return the address without needless slashes."""
         return f"memory:{_name_of(text)}"
-
-    def location(self, text: str) -> str:
-        """Return the address as it is."""
-        return text
 
 
 _SHARED: dict[str, dict[str, bytearray]] = {}

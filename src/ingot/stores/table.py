@@ -8,92 +8,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from ingot.core.atomic import Staging
-from ingot.core.oserrors import write_error
 from ingot.core.paths import local_path
 from ingot.core.registry import Instances
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
 from ingot.model.ranges import read_bytes
 from ingot.model.store import Replaced, Store
 from ingot.stores.remote.address import shown
+from ingot.stores.scheme import Scheme, WritableScheme
 
 if TYPE_CHECKING:
     from ingot.stores.shared import SharedFolder
-
-
-class Scheme(Protocol):
-    """How addresses of one kind become stores. ``text`` is a whole address, ``io`` as for ``LocalStore``."""
-
-    def store(self, text: str, io: str) -> Store:
-        """Return the folder at this address as a store."""
-        ...
-
-    def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return a store and the name of the file in it; the folder itself and an empty name where it is a folder.
-
-        Raises ``UsageError`` ``store.missing`` where there is neither.
-        """
-        ...
-
-
-@runtime_checkable
-class Located(Protocol):
-    """A scheme whose addresses are called otherwise in messages: a local file by its path, others without secrets."""
-
-    def location(self, text: str) -> str:
-        """Return the address as reports and messages have it."""
-        ...
-
-
-@runtime_checkable
-class Publishing(Located, Protocol):
-    """A scheme whose stores can be written to: an artifact is staged on a local disk and appears whole."""
-
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
-        """Return a place to write what will appear at this address; errors as ``Staging``."""
-        ...
-
-    def url(self, text: str) -> str:
-        """Return the address in the one form in which ``Store.url_of`` has it."""
-        ...
-
-
-@runtime_checkable
-class Writing(Protocol):
-    """A scheme that puts a small file in place at once, without staging."""
-
-    def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """As ``write_file``."""
-        ...
-
-
-@runtime_checkable
-class Sharing(Protocol):
-    """A scheme with folders that many processes may add to, while one at a time may remove."""
-
-    def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return the folder at this address, made where there is none if ``create``; errors as ``Scheme.store``."""
-        ...
-
-
-@runtime_checkable
-class Foldered(Protocol):
-    """A scheme in which a folder has to be there before anything is put into it."""
-
-    def make_folder(self, text: str) -> None:
-        """As the function ``make_folder``."""
-        ...
-
-
-@runtime_checkable
-class Piped(Protocol):
-    """A scheme of which an address may be a pipe: bytes that come once, and lie in no store."""
-
-    def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first bytes of a pipe; None where there is something else or nothing."""
-        ...
 
 
 STORES: Instances[Scheme] = Instances(
@@ -191,8 +118,7 @@ def read_start(url: str | os.PathLike[str], limit: int) -> bytes:
 
     Errors as ``read_file``.
     """
-    scheme = scheme_of(url)
-    piped = scheme.pipe(text_of(url), limit) if isinstance(scheme, Piped) else None
+    piped = scheme_of(url).pipe(text_of(url), limit)
     if piped is not None:
         return piped
     store, name = locate_file(url)
@@ -216,14 +142,12 @@ def stage(url: str | os.PathLike[str], replaced: Replaced, *, directory: bool = 
 
     Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``Staging`` does.
     """
-    return _publishing(url).stage(text_of(url), replaced, directory=directory, resume=resume)
+    return _writable(url).stage(text_of(url), replaced, directory=directory, resume=resume)
 
 
 def make_folder(url: str | os.PathLike[str]) -> None:
     """Make a folder to stage in, where stores need one and there is none; errors as ``stage``."""
-    scheme = _publishing(url)
-    if isinstance(scheme, Foldered):
-        scheme.make_folder(text_of(url))
+    _writable(url).make_folder(text_of(url))
 
 
 def write_file(url: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> None:
@@ -231,17 +155,7 @@ def write_file(url: str | os.PathLike[str], data: bytes, *, overwrite: bool = Tr
 
     Errors as ``stage``; ``UsageError`` ``target.exists`` for a file that is there, without ``overwrite``.
     """
-    scheme = _publishing(url)
-    if isinstance(scheme, Writing):
-        scheme.write(text_of(url), data, overwrite=overwrite)
-        return
-    with stage(url, Replaced(overwrite)) as staging:
-        staged = staging.files / "file"
-        try:
-            staged.write_bytes(data)
-        except OSError as error:
-            raise write_error(error, str(staged)) from error
-        staging.publish([staged.name])
+    _writable(url).write(text_of(url), data, overwrite=overwrite)
 
 
 def share(url: str | os.PathLike[str], *, create: bool = False) -> SharedFolder:
@@ -249,15 +163,12 @@ def share(url: str | os.PathLike[str], *, create: bool = False) -> SharedFolder:
 
     Raises ``UsageError`` ``store.not-writable`` where that kind of store is only read, and what ``from_url`` does.
     """
-    scheme = scheme_of(url)
-    if not isinstance(scheme, Sharing):
-        raise _not_writable(url)
-    return scheme.share(text_of(url), create=create)
+    return scheme_of(url).share(text_of(url), create=create)
 
 
 def url_of(url: str | os.PathLike[str]) -> str:
     """Return the address, in the form in which stores have theirs, of what may be there or not; errors as ``stage``."""
-    return _publishing(url).url(text_of(url))
+    return _writable(url).url(text_of(url))
 
 
 def location_of(url: str | os.PathLike[str]) -> str:
@@ -266,25 +177,16 @@ def location_of(url: str | os.PathLike[str]) -> str:
     Of what is none, as much as can be shown.
     """
     try:
-        scheme, text = scheme_of(url), text_of(url)
-        return scheme.location(text) if isinstance(scheme, Located) else text
+        return scheme_of(url).location(text_of(url))
     except IngotError:
         return shown(str(url))
 
 
-def _publishing(url: str | os.PathLike[str]) -> Publishing:
+def _writable(url: str | os.PathLike[str]) -> WritableScheme:
     scheme = scheme_of(url)
-    if not isinstance(scheme, Publishing):
-        raise _not_writable(url)
+    if not isinstance(scheme, WritableScheme):
+        raise scheme.not_writable(text_of(url))
     return scheme
-
-
-def _not_writable(url: str | os.PathLike[str]) -> UsageError:
-    return UsageError(
-        "expected a place that can be written to, found a kind of store that is only read: choose a local path",
-        rule="store.not-writable",
-        where=location_of(url)[:200],
-    )
 
 
 def scheme_of(url: str | os.PathLike[str]) -> Scheme:
@@ -308,7 +210,7 @@ def _scheme_name(text: str) -> str:
     """Return which scheme an address is of; empty for what is none, such as a file called ``s3:x``."""
     match = _ADDRESS.match(text)
     name = match[1].lower() if match else ""
-    if match is None or name not in STORES or (not match[2] and getattr(STORES[name], "needs_slashes", False)):
+    if match is None or name not in STORES or (not match[2] and STORES[name].needs_slashes):
         return ""
     return name
 

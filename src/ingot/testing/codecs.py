@@ -135,6 +135,8 @@ class CodecSuite:
 
     def test_round_trip(self, case: Case) -> None:
         tensor, source = self.tensor(case), self.values(case)
+        assert isinstance(self.codec, Codec)
+        assert isinstance(self.encoder(case), Encoder)
         assert tensor.shape == case.shape
         if self.encoder(case).lossless:
             assert bits(tensor.numpy(case.dtype)) == bits(source)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Repacked, repack, row_step
+from ingot.codecs.base import Codec, Encoder, Repacked, row_step
 from ingot.core import checksums, encodings
 from ingot.core.dtypes import numpy_dtype
 from ingot.model.bytesource import MemorySource
@@ -76,7 +76,7 @@ def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
     """Return ``tensor`` in each of the other layouts that its codec has for its numbers, the nearest first."""
     layout = tensor.layout
     others = layout.alternatives(tensor) if isinstance(layout, Alternative) else ()
-    return [repack(codec, tensor, other) for other in others if other.codec == tensor.codec]
+    return [codec.repack(tensor, other) for other in others if other.codec == tensor.codec]
 
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:

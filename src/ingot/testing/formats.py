@@ -145,6 +145,13 @@ class FormatSuite:
         shapes = {"a.weight": ((3, 4), "f32"), "b": ((5,), "bf16"), "empty": ((0, 3), "f16"), "c": ((7,), "u8")}
         return [self.item(name, shape, dtype, seed) for seed, (name, (shape, dtype)) in enumerate(shapes.items())]
 
+    def test_it_implements_what_its_traits_promise(self) -> None:
+        assert isinstance(self.format, Format)
+        promised = {"looks_inside": "confirms", "overlays": "overlay", "carries_receipt": "with_receipt"}
+        for trait, method in promised.items():
+            if getattr(self.format.traits, trait):
+                assert getattr(type(self.format), method) is not getattr(Format, method)
+
     def test_every_storage_dtype_is_carried(self) -> None:
         refused = [name for name in STORAGE_DTYPES if self.format.refuses(self.item("x", (2, 4), name).spec)]
         assert refused == []

@@ -150,7 +150,7 @@ def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None,
         (placed,) = view.values()
         if placed.codec == DenseLayout.codec:
             return None, ()
-        format = OnnxFormat().fit(view.attachments)
+        format = OnnxFormat().for_attachments(view.attachments)
         return _made(placed, as_stored(placed, format, ""), format)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.model.bytesource import Buffer, ByteSource, Range, Sink, Stamp, Stamped, Target
+from ingot.model.bytesource import Buffer, ByteSource, Range, Ranged, Sink, Stamp, StampedSource, Target
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.store import Listing, Store
 
@@ -53,7 +53,7 @@ class StoreSuite:
         store = self.make(tmp_path, {"a": self.data})
         stamp, source = store.stat("a"), store.open("a")
         assert stamp.size == len(self.data)
-        assert stamp == (source.stamp if isinstance(source, Stamped) else Stamp(source.size))
+        assert stamp == (source.stamp if isinstance(source, StampedSource) else Stamp(source.size))
         assert Stamp(*json.loads(json.dumps(stamp))) == stamp
         source.close()
         with pytest.raises(UsageError) as caught:
@@ -209,7 +209,7 @@ class CountingStore(Store):
         self.nbytes += sum(length for _, length in ranges)
 
 
-class _CountedSource:
+class _CountedSource(Ranged):
     mapped = False
 
     def __init__(self, store: CountingStore, source: ByteSource) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.errors import CodecError, UsageError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -21,7 +21,7 @@ def write_values(codes: Array, exponent: int, out: Array) -> None:
 
 
 @dataclass(frozen=True)
-class Fixed16Encoder:
+class Fixed16Encoder(Encoder):
     """Encodes one tensor; its parameters and the sizes of its parts are final before it reads a value."""
 
     parts: tuple[PartSpec, ...]
@@ -31,9 +31,6 @@ class Fixed16Encoder:
     step: int = 1
     single_chunk: bool = False
     lossless: bool = False
-
-    def fit_pass(self, rows: Array) -> None:
-        """Do nothing: ``fit_passes`` is 0."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         codes = np.rint(np.ldexp(rows.astype(np.float32), -self.params["exponent"]))
@@ -64,7 +61,7 @@ class Fixed16Reader(Rows):
         self._part.finish()
 
 
-class Fixed16Codec:
+class Fixed16Codec(Codec):
     """Sixteen-bit fixed point with one power of two for the whole tensor."""
 
     id: ClassVar[str] = "fixed16"

@@ -11,7 +11,7 @@ from ingot.core.checked import element_count
 from ingot.core.dtypes import DTYPES
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, FormatWriter, WriteOptions
 from ingot.formats.order import Order
 from ingot.formats.single import SingleFile
 from ingot.model.artifact import Artifact
@@ -32,9 +32,6 @@ class FlatFormat(SingleFile):
     name = "flat"
     suffixes: tuple[str, ...] = (".flat",)
     summary = "dense tensors one after the other under a JSON header (example plugin)"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
         return head.startswith(MAGIC)
@@ -106,7 +103,7 @@ def parse_header(header: bytes, name: str) -> tuple[dict[str, tuple[str, tuple[i
     return entries, metadata
 
 
-class FlatWriter:
+class FlatWriter(FormatWriter):
     """Writes tensors in the order of their specs."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact) -> None:

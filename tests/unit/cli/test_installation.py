@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import ingot
-from ingot.codecs.base import ready
 from ingot.codecs.table import CODECS
 from ingot.errors import DISTRIBUTION, MissingExtraError
 from ingot.ops.check.doctor import EXTRAS, examine
@@ -166,7 +165,7 @@ def test_an_encoder_is_planned_without_its_package_and_refused_before_it_runs(mo
     encoder = CODECS[codec].encoder((8, 16), "f32", options)
     assert encoder.parts
     with pytest.raises(MissingExtraError):
-        ready(encoder)
+        encoder.ready()
 
 
 def test_a_conversion_asks_for_packages_before_it_begins(tmp_path: Path, monkeypatch) -> None:

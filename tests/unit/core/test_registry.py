@@ -191,7 +191,7 @@ def test_completion_lists_commands_that_can_be_loaded(broken: Path) -> None:
 
 
 def test_store_of_a_plugin_is_read_by_its_scheme(tmp_path: Path) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## A store in an hour\n")[2]
+    page = (ROOT / "docs" / "developing" / "store.md").read_text("utf-8")
     code = page.partition("\n```python\n")[2].partition("\n```\n")[0]
     entries = "[ingot.stores]\nzip = store_zip:ZipScheme\n"
     write_distribution(tmp_path / "site", "store-zip", entries, code)

@@ -21,6 +21,7 @@ from ingot.ops.open import open_source
 from ingot.ops.squish.build import build
 from ingot.stores.local_scheme import LocalScheme
 from ingot.stores.memory import shared_files
+from ingot.stores.scheme import Scheme
 from ingot.stores.table import STORES
 from ingot.testing.drafts import draft_head
 
@@ -174,7 +175,7 @@ def test_the_destination_in_memory_is_not_the_source(in_memory: str) -> None:
 
 
 def test_a_store_that_is_only_read_is_no_destination(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ReadOnly:
+    class ReadOnly(Scheme):
         def store(self, text: str, io: str) -> Store:
             raise NotImplementedError
 

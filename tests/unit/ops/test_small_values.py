@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.codecs.delta.base import delta_codec
-from ingot.codecs.reach import RULE, merged, reaching
+from ingot.codecs.range_probe import RULE, merged, resolve_range
 from ingot.codecs.table import CODECS
 from ingot.errors import UnsupportedError
 from ingot.formats.zt.format import ZtFormat
@@ -51,7 +51,7 @@ def chosen(codec: str, options: dict[str, Any], array: Array) -> dict[str, Any]:
     def made(options: Any) -> Any:
         return CODECS[codec].encoder(array.shape, "f32", options)
 
-    return dict(reaching(made(options), made, options, [(0, array)])[1])
+    return dict(resolve_range(made(options), made, options, [(0, array)])[1])
 
 
 @pytest.mark.parametrize(("codec", "options"), LOSSY, ids=str)
@@ -96,7 +96,7 @@ def test_looking_ends_where_ordinary_values_begin() -> None:
         raise AssertionError("nobody needs more")
 
     encoder = CODECS["affine"].encoder((18, 256), "f32", {})
-    assert reaching(encoder, lambda options: encoder, {}, rows())[1] == {}
+    assert resolve_range(encoder, lambda options: encoder, {}, rows())[1] == {}
 
 
 @pytest.fixture

@@ -112,15 +112,15 @@ def test_scales_of_small_values_get_a_type_that_reaches_them() -> None:
     small = matrix(16, 32, scale=1e-7)
     encoder = encoder_under("w", (16, 32), SIGNS, statistics(16, 32), lambda _: None)
     assert isinstance(encoder, RoundingEncoder)
-    encoder.look(small, 0)
-    assert encoder.wider() == {"scales": "bf16"}
-    encoder.look(small * np.float32(1e6), 0)
-    assert encoder.wider() == {}
+    encoder.observe(small, 0)
+    assert encoder.wider_options() == {"scales": "bf16"}
+    encoder.observe(small * np.float32(1e6), 0)
+    assert encoder.wider_options() == {}
     named = encoder_under("w", (16, 32), ("gptq", "affine", {"bits": 4, "scales": "f16"}), statistics(16, 32), print)
     assert isinstance(named, RoundingEncoder)
-    named.look(small * np.float32(1e-3), 0)
-    assert named.wider() == {}
-    assert named.lost()
+    named.observe(small * np.float32(1e-3), 0)
+    assert named.wider_options() == {}
+    assert named.underflow()
 
 
 def test_stacked_matrices_are_rounded_each_by_its_own() -> None:

@@ -14,7 +14,7 @@ from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
 from ingot.codecs.affine.points import WHY_NOT, as_points
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.affine.to_words import to_words
-from ingot.codecs.base import Repacked, Rows, cannot, result
+from ingot.codecs.base import AddingReader, Codec, Repacked, Rows, cannot, result
 from ingot.codecs.blocks.repack import to_blocks
 from ingot.core.dtypes import DTYPES
 from ingot.core.floats import FLOATS
@@ -27,7 +27,7 @@ from ingot.model.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 
-class AffineReader(Rows):
+class AffineReader(AddingReader):
     """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
 
     def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
@@ -44,7 +44,6 @@ class AffineReader(Rows):
             decode_rows(self._params, packed, scales, zeros, out[target], self._workers)
 
     def add_into(self, base: Array, out: Array) -> None:
-        """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.base.AddingReader``."""
         if base.dtype != out.dtype or base.shape != out.shape or not (base.flags.c_contiguous and base.flags.aligned):
             raise ValueError(f"expected an aligned base like the output in C order, found {base.dtype} {base.shape}")
         for target, packed, scales, zeros in self._runs(out):
@@ -126,7 +125,7 @@ class CutReader(Rows):
         self._inner.finish()
 
 
-class AffineCodec:
+class AffineCodec(Codec):
     """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
 
     id: ClassVar[str] = AffineLayout.codec

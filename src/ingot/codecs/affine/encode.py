@@ -13,7 +13,8 @@ from ingot.codecs.affine.fit import TensorFit
 from ingot.codecs.affine.options import parse
 from ingot.codecs.affine.rows import align_rows, decode_rows, join_rows, layout
 from ingot.codecs.affine.sign import SIGNS, sign_codes, sign_scales, unbiased_scales
-from ingot.codecs.reach import Reach
+from ingot.codecs.base import Encoder
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.dtypes import numpy_dtype
@@ -27,7 +28,7 @@ _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class AffineEncoder:
+class AffineEncoder(Encoder):
     """Quantizes chunks of rows. One scale for a whole tensor (``fit``) is learnt in fit passes and stored with row 0.
 
     Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a chunk holds whole ones (``step``).
@@ -40,7 +41,7 @@ class AffineEncoder:
     width: int
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
-    reach: Reach
+    reach: RangeProbe
     fit: TensorFit | None = None
     unbiased: bool = False
     flat: bool = False
@@ -53,14 +54,8 @@ class AffineEncoder:
     def fit_passes(self) -> int:
         return self.fit.fit_passes if self.fit else 0
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self.reach.look(rows)
-
-    def wider(self) -> Mapping[str, Any]:
-        return self.reach.wider()
-
-    def lost(self) -> str | None:
-        return self.reach.lost()
+    def range_probe(self) -> RangeProbe:
+        return self.reach
 
     def fit_pass(self, rows: Array) -> None:
         """Learn the tensor's scale; groups and rows lie within a chunk and need nothing."""
@@ -200,7 +195,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
         flat=flat,
         params=stored.attributes(),
         parts=stored.part_specs(shape),
-        reach=Reach("scales", settings.scales, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
+        reach=RangeProbe("scales", settings.scales, ("bf16", "f32") if chosen.auto else (), chosen.levels, source),
         fit=fit,
         step=8 // gcd(cols * settings.bits, 8) if flat else cols // gcd(cols, width) if cols else 1,
     )

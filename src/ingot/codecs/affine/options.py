@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.codecs.affine.sign import SIGNS
 from ingot.codecs.options import require_known, wrong_option
-from ingot.codecs.reach import AUTO
+from ingot.codecs.range_probe import AUTO
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import (
     FLAT_LSB,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ingot.model.bytesource import DerivedSource
 from ingot.model.part import Part
 from ingot.model.tensor import Array
 
@@ -72,7 +73,7 @@ class Watched(Protocol):
         ...
 
 
-class MadeSource:
+class MadeSource(DerivedSource):
     """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``most`` bytes of them are held, and
     ``beside`` that ``make`` holds itself.
 
@@ -97,9 +98,8 @@ class MadeSource:
         self._step = self._least = min(self._most, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
         self._first, self._held, self._beside = 0, np.empty(0, np.uint8), beside
 
-    @property
-    def held(self) -> int:
-        """Bytes of memory that reading takes: twice those of a piece, which is made of as many others."""
+    def working_bytes(self) -> int:
+        """Return twice the bytes of a chunk, which is computed from as many other bytes."""
         return 2 * min(self.size, self._most * self._width) + self._beside
 
     def view(self, offset: int, length: int) -> memoryview:

@@ -16,7 +16,7 @@ from ingot.codecs.affine.lines import between_lines, with_one_point
 from ingot.codecs.affine.rows import decode_rows
 from ingot.codecs.affine.word_codes import signed, unpacked
 from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor
-from ingot.codecs.base import Repacked, Rows, cannot, decode_by_rows
+from ingot.codecs.base import Codec, Repacked, Rows, cannot, decode_by_rows
 from ingot.core.dtypes import from_file
 from ingot.core.floats import cast
 from ingot.errors import CodecError, UnsupportedError
@@ -108,7 +108,7 @@ class ScatteredReader(Rows):
         """Digests are checked where parts are looked into."""
 
 
-class WordsCodec:
+class WordsCodec(Codec):
     """Integers of 1 to 8 bits as GPTQ, AWQ, compressed-tensors, ModelOpt, HQQ, torchao and quanto pack them."""
 
     id: ClassVar[str] = ID

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import FLOAT_TARGETS, Repacked, Rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, Rows, result
 from ingot.codecs.blocks.encode import BlocksEncoder, prepare
 from ingot.codecs.blocks.from_blocks import from_blocks
 from ingot.codecs.blocks.values import BlockDecoder
@@ -47,7 +47,7 @@ class BlockReader(Rows):
         self._part.finish()
 
 
-class BlocksCodec:
+class BlocksCodec(Codec):
     """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4 and MXFP4; IQ1 to IQ3 and others only read."""
 
     id: ClassVar[str] = ID

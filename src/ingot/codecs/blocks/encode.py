@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.codecs.blocks.values import BlockDecoder
 from ingot.codecs.options import IMPORTANCE, column_weights, require_known, source_dtype, wrong_option
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.floats import FLOATS, as_bits, float_name
 from ingot.errors import CodecError, UnsupportedError
@@ -46,7 +47,7 @@ _NON_FINITE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksEncoder:
+class BlocksEncoder(Encoder):
     """Encodes chunks of rows; a row has whole blocks, so that any row begins a chunk."""
 
     layout: GgmlBlocksLayout
@@ -55,24 +56,15 @@ class BlocksEncoder:
     importance: Array | None
     params: Mapping[str, Any]
     parts: tuple[PartSpec, ...]
-    reach: Reach
+    reach: RangeProbe
     codec: str = ID
     fit_passes: int = 0
     step: int = 1
     single_chunk: bool = False
     lossless: bool = False
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self.reach.look(rows)
-
-    def wider(self) -> Mapping[str, Any]:
-        return self.reach.wider()
-
-    def lost(self) -> str | None:
-        return self.reach.lost()
-
-    def fit_pass(self, rows: Array) -> None:
-        """Nothing is learnt: every block stands alone."""
+    def range_probe(self) -> RangeProbe:
+        return self.reach
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the blocks of these rows.
@@ -138,5 +130,5 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     if importance is not None:
         importance = (importance / importance.max()).astype(np.float32)
     # MXFP4's scales have the exponents of f32. Others round to 0 below f16's smallest number, whatever the source.
-    reach = Reach("scales", "f32" if kind == "mxfp4" else "f16", (), LEVELS[kind], "f64")
+    reach = RangeProbe("scales", "f32" if kind == "mxfp4" else "f16", (), LEVELS[kind], "f64")
     return BlocksEncoder(layout, search is True, cols, importance, layout.attributes(), layout.part_specs(shape), reach)

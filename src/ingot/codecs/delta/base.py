@@ -6,14 +6,14 @@ base and rounds once. ``delta_exact`` holds what turns the base's bits into the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, RowReader, forget, held
-from ingot.codecs.base import scratch as scratch_of
-from ingot.codecs.reach import Reaching
+from ingot.codecs.base import AddingReader, BaseEncoder, Codec, Encoder, RowReader
+from ingot.codecs.delta.flat import PairEncoder
 from ingot.codecs.table import CODECS
 from ingot.core import native
 from ingot.core.buffers import scratch
@@ -21,11 +21,10 @@ from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.floats import as_bits, cast_into, float_name
 from ingot.core.registry import Instances
 from ingot.errors import UnsupportedError
-from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 
-class NeedsBase:
+class NeedsBase(Codec):
     """The values of a codec that means nothing without the base it was made against: there are none."""
 
     id: ClassVar[str]
@@ -55,33 +54,22 @@ class NeedsBase:
         )
 
 
-class DeltaEncoder(Protocol):
-    """As ``codecs.base.Encoder``, over two arrays of the same rows: of the base, and of the fine-tune."""
-
-    codec: str
-    parts: tuple[PartSpec, ...]
-    fit_passes: int
-    step: int
-    single_chunk: bool
-    lossless: bool
-
-    @property
-    def params(self) -> Mapping[str, Any]: ...
+class DeltaEncoder(BaseEncoder, ABC):
+    """The prepared encoding of one difference: takes the same rows of the base and of the fine-tune."""
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
         """Take in the next rows of the present pass."""
-        ...
 
+    @abstractmethod
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's next bytes. Pure and thread-safe."""
-        ...
 
+    @abstractmethod
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write what applying one chunk's ``parts`` to its ``base`` gives. Pure and thread-safe.
+        """Write the result of applying one chunk's ``parts`` to its ``base``. Pure and thread-safe.
 
-        Asked for only where the encoder is not ``lossless``.
+        Called only if the encoder is not ``lossless``.
         """
-        ...
 
 
 class Applier(Protocol):
@@ -96,46 +84,36 @@ class Applier(Protocol):
         ...
 
 
-class DeltaCodec(Protocol):
-    """How a difference is stored.
+class DeltaCodec(ABC):
+    """The way in which a difference is stored.
 
-    ``exact`` tells whether applying gives the fine-tune bit for bit; ``elementwise`` as of ``Codec``.
+    Attributes
+    ----------
+    exact : bool
+        Whether applying gives the fine-tune bit for bit.
+    elementwise : bool
+        As in ``Codec``.
     """
 
-    @property
-    def id(self) -> str: ...
+    id: str
+    exact: bool
+    elementwise: bool
 
-    @property
-    def exact(self) -> bool: ...
-
-    @property
-    def elementwise(self) -> bool: ...
-
+    @abstractmethod
     def check(self, tensor: Tensor) -> None:
         """Raise ``CodecError`` unless parameters, parts and shape fit together; reads no part's bytes."""
-        ...
 
+    @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DeltaEncoder:
         """Prepare to store a difference of two tensors of one shape and element type ``dtype``."""
-        ...
 
+    @abstractmethod
     def applier(self, tensor: Tensor, dtype: str) -> Applier:
         """Return a sequential applier of the delta ``tensor`` to a base of element type ``dtype``."""
-        ...
-
-
-@runtime_checkable
-class AnyShape(Protocol):
-    """A ``DeltaCodec`` whose tensors need not state their base's shape."""
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether the delta ``tensor`` may be applied to a base of ``shape``."""
-        ...
-
-
-def fits(codec: DeltaCodec, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether the delta ``tensor`` may be applied to a base of ``shape``: its own, unless its codec knows better."""
-    return codec.fits(tensor, shape) if isinstance(codec, AnyShape) else tensor.shape == shape
+        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default its own shape."""
+        return tensor.shape == shape
 
 
 DELTAS: Instances[DeltaCodec] = Instances(
@@ -153,10 +131,10 @@ def delta_codec(id: str) -> DeltaCodec:
     return DELTAS[id] if id in DELTAS else Additive(CODECS.get_or_refuse(id))
 
 
-class Additive:
+class Additive(DeltaCodec):
     """A codec of float32 differences: ``fine-tune = round(base + difference)``, computed in float32."""
 
-    exact: ClassVar[bool] = False
+    exact = False
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -172,116 +150,62 @@ class Additive:
         return AdditiveApplier(self._codec.reader(tensor))
 
 
-@runtime_checkable
-class AddingEncoder(Protocol):
-    """An ``Encoder`` that adds while it decodes, as an ``AddingReader``."""
-
-    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write ``base`` plus what ``decode`` gives of ``parts`` into ``out``, as of ``AddingReader.add_into``."""
-        ...
-
-
-@runtime_checkable
-class Pairing(Protocol):
-    """An ``Encoder`` of float32 differences that subtracts while it encodes, with no array of them between.
-
-    Both arrays are f32, f16 or bf16, of one type, in C order; the bits are those of what ``difference`` gives.
-    """
-
-    def fit_pair(self, base: Array, tuned: Array) -> None: ...
-
-    def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]: ...
-
-
-class AdditiveEncoder:
+class AdditiveEncoder(DeltaEncoder):
     """Encodes ``tuned - base`` in float32 by an ordinary encoder."""
 
-    def __init__(self, inner: Any) -> None:
+    fit_passes: int
+    lossless = False
+
+    def __init__(self, inner: Encoder) -> None:
         self._inner = inner
         self.codec, self.parts, self.fit_passes = inner.codec, inner.parts, inner.fit_passes
-        self.step, self.single_chunk, self.lossless = inner.step, inner.single_chunk, False
-        # Asked once: protocols are slow to ask.
-        self._pairing = inner if isinstance(inner, Pairing) else None
-        self._adding = inner if isinstance(inner, AddingEncoder) else None
+        self.step, self.single_chunk = inner.step, inner.single_chunk
+        self._pairs = inner if isinstance(inner, PairEncoder) else None
 
     @property
     def params(self) -> Mapping[str, Any]:
-        params: Mapping[str, Any] = self._inner.params
-        return params
+        return self._inner.params
 
-    @property
-    def looks(self) -> bool:
-        """Whether it is for the values to say what they are stored in."""
-        return isinstance(self._inner, Reaching)
+    def observes(self) -> bool:
+        return self._inner.observes()
 
-    def look(self, rows: Array, start: int) -> bool:
-        """As of ``codecs.reach.Reaching``, over rows of the difference."""
-        return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)
+    def observe(self, rows: Array, start: int) -> bool:
+        """Take in rows of the difference."""
+        return self._inner.observe(rows, start)
 
-    def wider(self) -> Mapping[str, Any]:
-        return self._inner.wider() if isinstance(self._inner, Reaching) else {}
+    def wider_options(self) -> Mapping[str, Any]:
+        return self._inner.wider_options()
 
-    def lost(self) -> str | None:
-        return self._inner.lost() if isinstance(self._inner, Reaching) else None
+    def underflow(self) -> str | None:
+        return self._inner.underflow()
 
-    @property
-    def held(self) -> int:
-        return held(self._inner)
+    def retained_bytes(self) -> int:
+        return self._inner.retained_bytes()
 
-    @property
-    def scratch(self) -> int:
-        return scratch_of(self._inner)
+    def scratch_bytes(self) -> int:
+        return self._inner.scratch_bytes()
 
     def forget(self) -> None:
-        forget(self._inner)
+        self._inner.forget()
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        if self._pairing is not None and _plain(base, tuned):
-            self._pairing.fit_pair(base, tuned)
+        if self._pairs is not None and _plain(base, tuned):
+            self._pairs.fit_pair(base, tuned)
         else:
             self._inner.fit_pass(difference(base, tuned))
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        if self._pairing is not None and _plain(base, tuned):
-            return self._pairing.encode_pair(base, tuned, start)
-        parts: dict[str, Array] = self._inner.encode(difference(base, tuned), start)
-        return parts
+        if self._pairs is not None and _plain(base, tuned):
+            return self._pairs.encode_pair(base, tuned, start)
+        return self._inner.encode(difference(base, tuned), start)
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        if self._adding is not None and fusible(base, out):
-            self._adding.add_decoded(parts, base, out)
+        if self._pairs is not None and fusible(base, out):
+            self._pairs.add_decoded(parts, base, out)
             return
         total = scratch(base.shape, np.float32)
         self._inner.decode(parts, total)
         added(total, base, out)
-
-
-@runtime_checkable
-class AddingReader(Protocol):
-    """A ``RowReader`` that adds while it decodes, in one pass."""
-
-    def add_into(self, base: Array, out: Array) -> None:
-        """Write ``base`` plus the next rows into ``out``, both f32, f16 or bf16 in C order; ``out`` may be ``base``.
-
-        The bits are those of decoding to f32, adding in f32, and rounding once.
-        """
-        ...
-
-
-@runtime_checkable
-class UndoingReader(AddingReader, Protocol):
-    """An ``AddingReader`` that tells in the same pass how near subtracting comes to the base.
-
-    Arrays are as of ``add_into``; ``back`` is apart from both others.
-    """
-
-    def add_back_into(self, base: Array, out: Array, back: Array) -> None:
-        """As ``add_into``, and write ``out`` less the same rows, computed in f32 and rounded once, into ``back``."""
-        ...
-
-    def subtract_from(self, base: Array, out: Array) -> None:
-        """Write ``base`` less the next rows, computed in f32 and rounded once, into ``out``."""
-        ...
 
 
 # Elements that are added at a time: what is made of them between stays in a cache.
@@ -294,7 +218,7 @@ class AdditiveApplier:
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
-        self._adding = reader if isinstance(reader, AddingReader) else None  # asked once: protocols are slow to ask
+        self._adding = reader if isinstance(reader, AddingReader) else None
 
     def apply(self, base: Array, out: Array) -> None:
         if self._adding is not None and fusible(base, out):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.cast import flat
 from ingot.codecs.chunks import STEP
-from ingot.codecs.delta.base import NeedsBase
+from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.delta.exact_chunks import (
     CHUNK,
     ExactParams,
@@ -34,7 +34,7 @@ ID = "delta_exact"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactEncoder:
+class ExactEncoder(DeltaEncoder):
     """Encodes chunk by chunk; what a chunk becomes depends on both versions of its values alone."""
 
     layout: ExactParams
@@ -45,9 +45,6 @@ class ExactEncoder:
     fit_passes: int = 0
     single_chunk: bool = False
     lossless: bool = True
-
-    def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Nothing to learn beforehand."""
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         return encode_chunks(self.layout, as_words(base, self.layout), as_words(tuned, self.layout))
@@ -153,12 +150,12 @@ class ExactApplier:
         return self._sizes
 
 
-class ExactDelta:
+class ExactDelta(DeltaCodec):
     """How differences are made of two tensors and applied to one."""
 
-    id: ClassVar[str] = ID
-    exact: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    id = ID
+    exact = True
+    elementwise = True
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ingot.codecs.base import AddingReader, BaseEncoder, Encoder
 from ingot.codecs.cast import flat
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.buffers import HUGE, enter, scratch
 from ingot.core.dtypes import STORAGE_DTYPES, dtype
@@ -26,27 +27,21 @@ PIECE = 1 << 18
 _ADDED = 1 << 20
 
 
-def scale_reach() -> Reach:
+def scale_reach() -> RangeProbe:
     """Return what f16 scales of signs or codes of 4 bits reach down to: the layouts know no other type.
 
     From 2^-21 on means and steps of ordinary differences, some eight times smaller than the largest, are numbers.
     """
-    return Reach("scales", "f16", (), 8, "f32")
+    return RangeProbe("scales", "f16", (), 8, "f32")
 
 
-class F16Scales:
-    """The part of ``codecs.reach.Reaching`` that encoders with f16 scales share."""
+class F16Scales(BaseEncoder):
+    """The range probe of encoders with f16 scales, the type that their layouts fix."""
 
-    reach: Reach
+    reach: RangeProbe
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self.reach.look(rows)
-
-    def wider(self) -> Mapping[str, Any]:
-        return {}
-
-    def lost(self) -> str | None:
-        return self.reach.lost()
+    def range_probe(self) -> RangeProbe:
+        return self.reach
 
 
 class Differences(NamedTuple):
@@ -95,8 +90,16 @@ class Differences(NamedTuple):
         return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
 
 
-class PairEncoder(ABC):
-    """An encoder of differences that takes base and fine-tune and subtracts on the way (``delta.base.Pairing``)."""
+class PairEncoder(Encoder):
+    """An encoder of float32 differences that takes base and fine-tune, and subtracts while it encodes.
+
+    Both arrays are f32, f16 or bf16, of one type, in C order. No array of differences is made; the bits are those that
+    the differences would give.
+    """
+
+    @abstractmethod
+    def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
+        """Write ``base`` plus the decoded ``parts`` into ``out``, with the bits of ``AddingReader.add_into``."""
 
     @abstractmethod
     def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
@@ -274,10 +277,10 @@ class Addition(NamedTuple):
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)
 
 
-class AddsByPieces(ABC):
-    """A ``RowReader`` that adds while it decodes (``codecs.delta.base.AddingReader``, ``UndoingReader``).
+class AddsByPieces(AddingReader):
+    """A reader that adds or subtracts while it decodes, some elements at a time.
 
-    ``by_rows`` tells whether pieces are of whole rows.
+    If ``by_rows`` is set, these are whole rows.
     """
 
     by_rows: ClassVar[bool] = False
@@ -290,9 +293,14 @@ class AddsByPieces(ABC):
         self._run(base, out, None, less=False)
 
     def add_back_into(self, base: Array, out: Array, back: Array) -> None:
+        """As ``add_into``, and write ``out`` less the same rows, computed in f32 and rounded once, into ``back``.
+
+        ``back`` shares no memory with the other arrays.
+        """
         self._run(base, out, back, less=False)
 
     def subtract_from(self, base: Array, out: Array) -> None:
+        """Write ``base`` less the next rows, computed in f32 and rounded once, into ``out``."""
         self._run(base, out, None, less=True)
 
     def _run(self, base: Array, out: Array, back: Array | None, *, less: bool) -> None:

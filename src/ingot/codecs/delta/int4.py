@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, Rows, decode_by_rows
+from ingot.codecs.base import ChunkParts, Codec, decode_by_rows
 from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -32,7 +32,7 @@ from ingot.codecs.delta.flat import (
 )
 from ingot.codecs.delta.readers import Codes, Placed, Values, rounded
 from ingot.codecs.delta.top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.floats import as_bits, float_name, written
 from ingot.errors import CodecError, UsageError
@@ -142,7 +142,7 @@ class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
     count: int
     layout: int
     index_dtype: str
-    reach: Reach = field(default_factory=scale_reach)
+    reach: RangeProbe = field(default_factory=scale_reach)
 
     def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts.
@@ -171,7 +171,7 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
     codec: str = ID
     layout: int
     index_dtype: str
-    reach: Reach = field(default_factory=scale_reach)
+    reach: RangeProbe = field(default_factory=scale_reach)
     _rest: RangeOfRest | None = None
     _scale: Scale | None = None
 
@@ -222,7 +222,7 @@ def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array],
     native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, written(out))
 
 
-class Int4Reader(AddsByPieces, Rows):
+class Int4Reader(AddsByPieces):
     """Sequential decoding; holds the outliers of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -268,7 +268,7 @@ class Int4Reader(AddsByPieces, Rows):
             part.finish()
 
 
-class DeltaInt4:
+class DeltaInt4(Codec):
     """Codes of 4 bits over the range of a tensor's differences but for its outliers, which are stored in float16."""
 
     id: ClassVar[str] = ID

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import ChunkParts, Codec, row_step
-from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, NeedsBase
+from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import is_whole, require_known, wrong_option
 from ingot.codecs.table import CODECS, DELTA_ROWS
@@ -34,10 +34,11 @@ _option_error = partial(wrong_option, ID)
 _CHUNK = 1 << 20
 
 
-class RowsEncoder:
+class RowsEncoder(DeltaEncoder):
     """Gives the rows that both have to an encoder of differences, and stores the others as they are."""
 
     codec = ID
+    fit_passes: int
     lossless = False
 
     def __init__(self, shape: tuple[int, ...], dtype: str, rows: int, inner: AdditiveEncoder, step: int) -> None:
@@ -58,24 +59,25 @@ class RowsEncoder:
             "inner_params": dict(self._inner.params),
         }
 
-    @property
-    def held(self) -> int:
-        return self._inner.held
+    def retained_bytes(self) -> int:
+        return self._inner.retained_bytes()
 
-    @property
-    def scratch(self) -> int:
-        return self._inner.scratch
+    def scratch_bytes(self) -> int:
+        return self._inner.scratch_bytes()
 
-    def look(self, rows: Array, start: int) -> bool:
-        """As of ``codecs.reach.Reaching``, over rows of the difference that both have."""
-        return self._inner.look(rows, start)
+    def observes(self) -> bool:
+        """Return True: the caller passes the differences of the rows that both tensors have."""
+        return True
 
-    def wider(self) -> Mapping[str, Any]:
-        inner = self._inner.wider()
+    def observe(self, rows: Array, start: int) -> bool:
+        return self._inner.observe(rows, start)
+
+    def wider_options(self) -> Mapping[str, Any]:
+        inner = self._inner.wider_options()
         return {"options": inner} if inner else {}
 
-    def lost(self) -> str | None:
-        return self._inner.lost()
+    def underflow(self) -> str | None:
+        return self._inner.underflow()
 
     def forget(self) -> None:
         self._inner.forget()
@@ -136,12 +138,12 @@ class RowsApplier:
         self._added.finish()
 
 
-class RowsDelta:
+class RowsDelta(DeltaCodec):
     """How such differences are made of two tensors and applied to one."""
 
-    id: ClassVar[str] = ID
-    exact: ClassVar[bool] = False
-    elementwise: ClassVar[bool] = False
+    id = ID
+    exact = False
+    elementwise = False
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's."""
@@ -178,6 +180,7 @@ class RowsCodec(NeedsBase):
     rule: ClassVar[str] = f"{ID}.base"
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
+    checks_stored: ClassVar[bool] = True
     holds: ClassVar[str] = "differences of some rows, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
@@ -185,7 +188,7 @@ class RowsCodec(NeedsBase):
         _checked(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the decoded differences; as of ``codecs.base.ChecksStored``. Added rows are any values."""
+        """Yield the decoded differences. Added rows are any values."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
         reader, step = params.codec.reader(params.inner), max(1, _CHUNK // max(cols, 1))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import Codec, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -28,7 +28,7 @@ from ingot.codecs.delta.flat import (
     to_f16,
 )
 from ingot.codecs.delta.readers import Codes, Values, rounded
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.floats import as_bits, written
 from ingot.model.layouts.delta import SignDeltaLayout
@@ -45,7 +45,7 @@ def scale_rows(shape: tuple[int, ...]) -> int:
 
 
 @dataclass(kw_only=True, eq=False)
-class SignEncoder(PairEncoder, F16Scales):
+class SignEncoder(F16Scales, PairEncoder):
     """Encodes whole scale rows, of ``per_scale`` rows and ``cols`` columns of the matrix each."""
 
     parts: tuple[PartSpec, ...]
@@ -58,7 +58,7 @@ class SignEncoder(PairEncoder, F16Scales):
     fit_passes: int = 0
     single_chunk: bool = False
     lossless: bool = False
-    reach: Reach = field(default_factory=scale_reach)
+    reach: RangeProbe = field(default_factory=scale_reach)
 
     def fit_of(self, of: Differences) -> None:
         """Nothing to learn beforehand."""
@@ -124,7 +124,7 @@ class RowScales:
         self._values.finish()
 
 
-class SignReader(AddsByPieces, Rows):
+class SignReader(AddsByPieces):
     """Sequential decoding through a buffer of about ``PIECE`` signs (never less than a row's)."""
 
     by_rows: ClassVar[bool] = True
@@ -161,7 +161,7 @@ class SignReader(AddsByPieces, Rows):
         self._signs.finish()
 
 
-class DeltaSign:
+class DeltaSign(Codec):
     """One bit per value, the mean magnitude per row; 0 counts as positive."""
 
     id: ClassVar[str] = SignDeltaLayout.codec

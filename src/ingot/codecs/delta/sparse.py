@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.codecs.base import ChunkParts, Rows, decode_by_rows
+from ingot.codecs.base import ChunkParts, Codec, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
     PIECE,
@@ -89,7 +89,7 @@ class StreamedSparseEncoder(_Decoding, StreamedEncoder):
         return chunk
 
 
-class SparseReader(AddsByPieces, Rows):
+class SparseReader(AddsByPieces):
     """Sequential decoding; holds the stored values of a piece."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -127,13 +127,14 @@ class SparseReader(AddsByPieces, Rows):
         self._stored.finish()
 
 
-class DeltaSparse:
+class DeltaSparse(Codec):
     """Positions and float32 values of the largest differences; what is not stored is 0."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
     streams: ClassVar[bool] = True
+    checks_stored: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.cast import flat
-from ingot.codecs.delta.base import NeedsBase
+from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.delta.flat import PIECE, require_count
 from ingot.codecs.delta.readers import Values
 from ingot.core import native
@@ -47,7 +47,7 @@ def changed_positions(base: Array, tuned: Array) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchEncoder:
+class PatchEncoder(DeltaEncoder):
     """Keeps the elements whose bits differ."""
 
     dtype: str
@@ -59,9 +59,6 @@ class PatchEncoder:
     step: int = 1
     single_chunk: bool = False
     lossless: bool = True
-
-    def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Nothing to learn beforehand."""
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         """Return the positions and values of these rows; ``start`` counts rows of as many elements as these have."""
@@ -143,12 +140,12 @@ class PatchApplier:
         )
 
 
-class SparsePatchDelta:
+class SparsePatchDelta(DeltaCodec):
     """How changed elements are found, and written over those of a base."""
 
-    id: ClassVar[str] = ID
-    exact: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
+    id = ID
+    exact = True
+    elementwise = True
 
     def check(self, tensor: Tensor) -> None:
         """Rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""

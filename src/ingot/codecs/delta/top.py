@@ -232,9 +232,7 @@ class StreamedEncoder(PairEncoder):
     _search: Largest | None = None
     _found: tuple[Array, Array] | None = None
 
-    @property
-    def held(self) -> int:
-        """Bytes that are held from the fit pass until ``forget``."""
+    def retained_bytes(self) -> int:
         return Largest.memory(self.size, self.count, self.step)
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Repacked, Rows, cannot, result
+from ingot.codecs.base import Codec, Encoder, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
 from ingot.codecs.dense.repack import held_in, repack
 from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
@@ -26,7 +26,7 @@ _SCRATCH = 1 << 18
 
 
 @dataclass(slots=True)
-class DenseEncoder:
+class DenseEncoder(Encoder):
     """Encodes rows by a cast, or not at all.
 
     ``lossless`` is False where a value of the source dtype may be rounded.
@@ -40,9 +40,6 @@ class DenseEncoder:
     fit_passes: int = 0
     step: int = 1
     single_chunk: bool = False
-
-    def fit_pass(self, rows: Array) -> None:
-        """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         return {"data": cast(rows, self.target).reshape(-1)}
@@ -98,7 +95,7 @@ class DenseReader(Rows):
             self._reader.finish()
 
 
-class DenseCodec:
+class DenseCodec(Codec):
     """Values as they are, of any element type; option ``dtype`` casts."""
 
     id: ClassVar[str] = DenseLayout.codec

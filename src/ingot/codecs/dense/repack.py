@@ -74,7 +74,7 @@ class DenseRepackReader:
 
 
 @dataclass(slots=True)
-class HeldEncoder:
+class HeldEncoder(Encoder):
     """A dense encoder whose values are stored in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
 
     inner: Encoder
@@ -87,9 +87,6 @@ class HeldEncoder:
     fit_passes: int = 0
     step: int = 1
     single_chunk: bool = False
-
-    def fit_pass(self, rows: Array) -> None:
-        """No pass is needed."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         values = self.inner.encode(rows, start)["data"].reshape(-1).view(numpy_dtype(self.dtype))

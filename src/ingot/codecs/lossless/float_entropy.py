@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.chunks import LEAST_CHUNK, MOST_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
@@ -35,7 +35,7 @@ _JOINT = ("bf16", "f32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyEncoder:
+class EntropyEncoder(Encoder):
     """Encodes chunk by chunk; what a chunk becomes depends on its values and the level alone."""
 
     layout: EntropyParams
@@ -46,9 +46,6 @@ class EntropyEncoder:
     fit_passes: int = 0
     single_chunk: bool = False
     lossless: bool = True
-
-    def fit_pass(self, rows: Array) -> None:
-        """Nothing to learn beforehand."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         layout, words = self.layout, as_words(rows)
@@ -140,7 +137,7 @@ class EntropyReader(Rows):
         return self._sizes
 
 
-class EntropyCodec:
+class EntropyCodec(Codec):
     """Floats of whole bytes, bit for bit; level ``fast`` or ``max``."""
 
     id: ClassVar[str] = "float_entropy"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Codec, Rows, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.lossless.tca_tbe_bands import (
     BITMAPS,
@@ -125,7 +125,7 @@ class TcaReader(Rows):
         return CodecError("tca_tbe.counts", f"expected the parts {expected}", where=self._name)
 
 
-class TcaCodec:
+class TcaCodec(Codec):
     """Lossless bf16 at about 11.2 bits per weight: 3-bit exponent codes in bitmaps, fast to decode."""
 
     id: ClassVar[str] = TcaLayout.codec

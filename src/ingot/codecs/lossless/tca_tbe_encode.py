@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.codecs.lossless.tca_tbe_bands import BITMAPS, FIRST, LAST, SIDE, TILE, WORDS, decode_rows, encode_rows, grid
 from ingot.core import native
 from ingot.core.dtypes import dtype as resolve_dtype
@@ -45,7 +46,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class TcaEncoder:
+class TcaEncoder(Encoder):
     """Encodes chunks of bands. The window is given, or learnt in one fit pass."""
 
     rows: int

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Codec, Rows, result
 from ingot.codecs.palette.encode import PaletteEncoder, prepare
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
@@ -108,7 +108,7 @@ def lookup_of(tensor: Tensor, params: PaletteLayout, dtype: str) -> Lookup:
     return Lookup(params, tensor.shape, stored_tables(tensor, params, dtype))
 
 
-class PaletteCodec:
+class PaletteCodec(Codec):
     """Look-up tables of 2 to 256 entries, one or one per group of channels; Core ML's ``constexpr_lut_to_dense``."""
 
     id: ClassVar[str] = PaletteLayout.codec

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.codecs.cast import flat
 from ingot.codecs.options import column_weights, require_known, source_dtype, wrong_option
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
-from ingot.codecs.reach import AUTO, Reach
+from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import FLOATS, cast, float_name
 from ingot.core.parallel import for_ranges
@@ -35,6 +36,7 @@ OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales"
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
 _wrong = partial(wrong_option, PaletteLayout.codec)
+_SCRATCH = 8 << 20  # bytes of a histogram, the points in it and the solver's tables
 
 # Elements from which on groups are spread over threads: chunks of a conversion are smaller, and have threads already.
 _LARGE = 1 << 21
@@ -49,7 +51,7 @@ class Settings:
     scales: str
     axis: int
     importance: Array | None
-    reach: Reach
+    reach: RangeProbe
 
     @property
     def grouped(self) -> bool:
@@ -69,7 +71,7 @@ class Settings:
         return channels * prod(self.shape[1:-1])
 
 
-class PaletteEncoder:
+class PaletteEncoder(Encoder):
     """Chooses codebooks and encodes chunks of rows.
 
     One codebook for a tensor of single values is learnt in a fit pass (f32 and f64 take two); several are chosen chunk
@@ -77,8 +79,8 @@ class PaletteEncoder:
     """
 
     codec = PaletteLayout.codec
+    fit_passes: int
     lossless = False
-    scratch = 8 << 20  # a histogram, the points in it and the solver's tables
 
     def __init__(self, settings: Settings) -> None:
         self._settings, params, shape = settings, settings.params, settings.shape
@@ -89,20 +91,20 @@ class PaletteEncoder:
         self.single_chunk = settings.grouped and not settings.sliced
         # Points as f32, twice for a moment; and where their sums are exact, the same in cells.
         narrow = params.dtype in ("f16", "bf16")
-        self.scratch_per_element = 0 if params.vector_size == 1 else 14 if narrow else 8
+        self._scratch_per_element = 0 if params.vector_size == 1 else 14 if narrow else 8
         self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
         self._seen, self._amax, self._ranged = 0, 0.0, self.fit_passes == 1
         self._histogram: fit.Histogram | None = None
         self._learnt = fit.entries_of(np.zeros(params.entries), settings.params.codebook, settings.scales)
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self._settings.reach.look(rows)
+    def scratch_bytes(self) -> int:
+        return _SCRATCH
 
-    def wider(self) -> Mapping[str, Any]:
-        return self._settings.reach.wider()
+    def scratch_bytes_per_element(self) -> float:
+        return self._scratch_per_element
 
-    def lost(self) -> str | None:
-        return self._settings.reach.lost()
+    def range_probe(self) -> RangeProbe:
+        return self._settings.reach
 
     def fit_pass(self, rows: Array) -> None:
         """Learn the tensor's range (f32, f64), then how often each value occurs.
@@ -266,9 +268,11 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
         _choice(options, "scales", (*SCALE_DTYPES, AUTO), AUTO),
     )
     if entries == "i8":
-        reach = Reach("scales", scales if scales != AUTO else "f16", _WIDE if scales == AUTO else (), 127, "f64")
+        reach = RangeProbe("scales", scales if scales != AUTO else "f16", _WIDE if scales == AUTO else (), 127, "f64")
     else:
-        reach = Reach("entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source)
+        reach = RangeProbe(
+            "entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source
+        )
     codebook, factor = "f16" if entries == AUTO else entries, "f16" if scales == AUTO else scales
     stored = factor if codebook == "i8" else None
     return PaletteEncoder(

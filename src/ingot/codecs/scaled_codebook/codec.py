@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any, ClassVar
 
-from ingot.codecs.base import FLOAT_TARGETS, Repacked, cannot, decode_by_rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, cannot, decode_by_rows, result
 from ingot.codecs.blocks.codebooks import to_blocks
 from ingot.codecs.options import source_dtype
 from ingot.codecs.palette.rows import require_padding
@@ -43,7 +43,7 @@ ID = ScaledCodebookLayout.codec
 _STEP = 1 << 20  # elements that a thread takes at a time
 
 
-class ScaledCodebookCodec:
+class ScaledCodebookCodec(Codec):
     """A table of up to 256 values, or small floats, times scales: NF4, MXFP4, NVFP4, FP8 in blocks and their like"""
 
     id: ClassVar[str] = ID

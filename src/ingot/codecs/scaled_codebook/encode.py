@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.codecs.palette.rows import chunk_step, pack
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.scaled_codebook.decode import Decoder, Held, Scales
 from ingot.codecs.scaled_codebook.tables import Nearest, codes_of, largest, numbers
 from ingot.core.dtypes import numpy_dtype
@@ -37,7 +38,7 @@ ID = ScaledCodebookLayout.codec
 _POWERS = "f8_e8m0fnu"
 
 
-class ScaledEncoder:
+class ScaledEncoder(Encoder):
     """Divides each group by its scale and takes the nearest values.
 
     The scale is the group's largest magnitude over the largest of the values, rounded to the scales' type; where that
@@ -46,6 +47,7 @@ class ScaledEncoder:
     """
 
     codec: str = ID
+    fit_passes: int
     single_chunk: bool = False
     lossless: bool = False
 
@@ -55,7 +57,7 @@ class ScaledEncoder:
         self._top = np.float32(largest(name))
         self._nearest = Nearest(layout.values, self._codebook)
         reach = "f32" if layout.second or layout.scales == _POWERS else layout.scales
-        self._reach = Reach("scales", reach, (), float(self._top), layout.dtype)
+        self._reach = RangeProbe("scales", reach, (), float(self._top), layout.dtype)
         self._inner = self._shape[-2] if len(shape) > 1 else 1
         self._whole = isinstance(layout.grid, Whole)
         self.fit_passes = int(self._whole or layout.second is not None)
@@ -66,14 +68,8 @@ class ScaledEncoder:
         if layout.transposed:  # whole matrices
             self.step = lcm(self.step, max(self._inner, 1)) // max(self._inner, 1) * max(self._shape[-1], 1)
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self._reach.look(rows)
-
-    def wider(self) -> Mapping[str, Any]:
-        return self._reach.wider()
-
-    def lost(self) -> str | None:
-        return self._reach.lost()
+    def range_probe(self) -> RangeProbe:
+        return self._reach
 
     def fit_pass(self, rows: Array) -> None:
         self._most = max(self._most, np.abs(_finite(rows)).max(initial=0))

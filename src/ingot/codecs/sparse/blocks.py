@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Repacked, RowReader, Rows, cannot, repack, result
+from ingot.codecs.base import Codec, Repacked, RowReader, Rows, cannot, result
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
 from ingot.codecs.sparse.blocks_repack import repack as repack_kept
@@ -85,7 +85,7 @@ class BlocksReader(Rows):
         self._reader.finish()
 
 
-class BlocksCodec:
+class BlocksCodec(Codec):
     """Structured pruning: another codec's matrix without some blocks of rows or columns, which decode to zeros."""
 
     id: ClassVar[str] = ID
@@ -130,7 +130,7 @@ class BlocksCodec:
         same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
         if not isinstance(layout, BlocksLayout) or not same:
             return cannot(layout, "other blocks are kept, or the matrix is stored in another size")
-        inner = repack(params.codec, params.inner, layout.inner)
+        inner = params.codec.repack(params.inner, layout.inner)
         return repack_kept(tensor, layout, inner, lambda: _blocks(tensor, params).mask)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:

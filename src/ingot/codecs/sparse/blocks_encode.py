@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, Encoder, forget, held, ready, row_step
+from ingot.codecs.base import ChunkParts, Encoder, row_step
 from ingot.codecs.options import is_whole, require_known, wrong_option
-from ingot.codecs.reach import Reaching
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
@@ -29,7 +28,7 @@ _wrong = partial(wrong_option, BlocksLayout.codec)
 
 
 @dataclass(slots=True)
-class BlocksEncoder:
+class BlocksEncoder(Encoder):
     """Gives an inner encoder the kept part of each chunk. The mask goes with row 0."""
 
     rows: int
@@ -65,25 +64,27 @@ class BlocksEncoder:
     def lossless(self) -> bool:
         return self.inner.lossless and self.blocks.kept == self.blocks.channels
 
-    @property
-    def held(self) -> int:
-        return held(self.inner)
+    def retained_bytes(self) -> int:
+        return self.inner.retained_bytes()
 
     def ready(self) -> None:
-        ready(self.inner)
+        self.inner.ready()
 
-    def look(self, rows: Array, start: int) -> bool:
-        return not isinstance(self.inner, Reaching) or self.inner.look(self._kept(rows, start), self._before(start))
+    def observes(self) -> bool:
+        return self.inner.observes()
 
-    def wider(self) -> Mapping[str, Any]:
-        inner = self.inner.wider() if isinstance(self.inner, Reaching) else {}
+    def observe(self, rows: Array, start: int) -> bool:
+        return self.inner.observe(self._kept(rows, start), self._before(start))
+
+    def wider_options(self) -> Mapping[str, Any]:
+        inner = self.inner.wider_options()
         return {"options": inner} if inner else {}
 
-    def lost(self) -> str | None:
-        return self.inner.lost() if isinstance(self.inner, Reaching) else None
+    def underflow(self) -> str | None:
+        return self.inner.underflow()
 
     def forget(self) -> None:
-        forget(self.inner)
+        self.inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
         start, kept = self._scanned, self._kept(rows, self._scanned)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Repacked, Rows, cannot, empty, result
+from ingot.codecs.base import Codec, Repacked, Rows, cannot, empty, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, require_bool, require_part
 from ingot.codecs.sparse.elements import (
@@ -133,7 +133,7 @@ def _require_distinct(coords: Indices, tensor: Tensor) -> None:
         seen[positions] = True
 
 
-class CooCodec:
+class CooCodec(Codec):
     """A list of coordinates and values, of any rank."""
 
     id: ClassVar[str] = "sparse_coo"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Repacked, Rows, cannot, result
+from ingot.codecs.base import Codec, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, read_values, require_part
 from ingot.codecs.sparse.elements import (
@@ -187,7 +187,7 @@ def _bad_indptr(what: str, where: str) -> CodecError:
     return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=where)
 
 
-class CsrCodec:
+class CsrCodec(Codec):
     """Compressed sparse rows of a matrix; other ranks are refused."""
 
     id: ClassVar[str] = "sparse_csr"

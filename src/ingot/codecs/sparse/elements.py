@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Repacked, cannot
+from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import decodable, read_values, require_bool, require_part
 from ingot.core.dtypes import DTYPES, DType, numpy_dtype
@@ -144,7 +144,7 @@ def values_spec(row: DType, size: int) -> PartSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeEncoder:
+class WholeEncoder(Encoder):
     """What both encoders share: they take a tensor whole, since how many values are stored is known only then."""
 
     parts: tuple[PartSpec, ...]

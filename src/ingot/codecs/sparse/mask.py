@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ingot.codecs.base import FLOAT_TARGETS, result
+from ingot.codecs.base import FLOAT_TARGETS, Codec, result
 from ingot.codecs.cast import require_cast
 from ingot.codecs.dense.codec import decodable
 from ingot.codecs.sparse.mask_encode import MaskEncoder, prepare
@@ -18,7 +18,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array, Tensor
 
 
-class MaskCodec:
+class MaskCodec(Codec):
     """Unstructured or n:m sparsity: a mask, bit 0 of a byte first, and what it keeps; Core ML's sparse weights."""
 
     id: ClassVar[str] = ID

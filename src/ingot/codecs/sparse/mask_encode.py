@@ -16,7 +16,6 @@ from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_op
 from ingot.codecs.palette.encode import PaletteEncoder
 from ingot.codecs.palette.fit import require_finite
 from ingot.codecs.palette.rows import pack, unpack
-from ingot.codecs.reach import Reaching
 from ingot.codecs.sparse.mask_choose import Above, Keep, Largest, Pattern
 from ingot.codecs.sparse.mask_params import CODES, ID
 from ingot.codecs.sparse.mask_read import as_words, reader_of
@@ -36,13 +35,16 @@ from ingot.model.tensor import Array, Tensor
 
 OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options", "row_alignment")
 _wrong = partial(wrong_option, ID)
+_SCRATCH = 8 << 20
 
 
-class MaskEncoder:
+class MaskEncoder(Encoder):
     """Counts what is kept in fit passes, then encodes chunks; codes below a byte and palettes take all rows at once."""
 
     codec = ID
-    scratch = 8 << 20
+    params: Mapping[str, Any]
+    fit_passes: int
+    lossless: bool
 
     def __init__(
         self, shape: tuple[int, ...], dtype: str, keep: Keep, inner: Encoder, *, aligned: bool = False
@@ -70,16 +72,22 @@ class MaskEncoder:
         # Only fit passes tell how much is kept. A pruning states 0 until then: no stored tensor may pass for it.
         self.params = self._layout(None if type(keep) is Keep and self._rows else 0).attributes()
 
-    def look(self, rows: Array, start: int) -> bool:
-        """As of the inner encoder: what is dropped is smaller than what is kept."""
-        return not isinstance(self._inner, Reaching) or self._inner.look(rows, start)
+    def scratch_bytes(self) -> int:
+        return _SCRATCH
 
-    def wider(self) -> Mapping[str, Any]:
-        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
+    def observes(self) -> bool:
+        return self._inner.observes()
+
+    def observe(self, rows: Array, start: int) -> bool:
+        """Let the inner encoder observe all rows: dropped values are smaller than kept ones."""
+        return self._inner.observe(rows, start)
+
+    def wider_options(self) -> Mapping[str, Any]:
+        inner = self._inner.wider_options()
         return {"options": inner} if inner else {}
 
-    def lost(self) -> str | None:
-        return self._inner.lost() if isinstance(self._inner, Reaching) else None
+    def underflow(self) -> str | None:
+        return self._inner.underflow()
 
     def fit_pass(self, rows: Array) -> None:
         """Take in the next rows of the present pass."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, result
+from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
 from ingot.core import native
@@ -23,13 +23,14 @@ from ingot.model.tensor import Array, Tensor
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
 _wrong = partial(wrong_option, AstcLayout.codec)
+# Bytes: a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint.
+_SCRATCH = 8 << 20
 
 
-class AstcEncoder:
+class AstcEncoder(Encoder):
     """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a fit pass, and compresses bands of block rows."""
 
     codec = AstcLayout.codec
-    scratch = 8 << 20  # a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint
     fit_passes = 1
     single_chunk = False
     lossless = False
@@ -48,6 +49,9 @@ class AstcEncoder:
             PartSpec("scales", "f32", 4),
             PartSpec("zeros", "f32", 4),
         )
+
+    def scratch_bytes(self) -> int:
+        return _SCRATCH
 
     def ready(self) -> None:
         """Raise ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed."""
@@ -165,7 +169,7 @@ class AstcReader(Rows):
         return _texels_of(self._coder, layout, stored, some.stop - some.start, self._name)
 
 
-class AstcCodec:
+class AstcCodec(Codec):
     """A matrix as a texture that a GPU's sampler can decode: ``cols x rows`` texels, luminance, LDR profile."""
 
     id: ClassVar[str] = AstcLayout.codec

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import FLOAT_TARGETS, decode_by_rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Codec, decode_by_rows, result
 from ingot.codecs.options import source_dtype
 from ingot.codecs.trellis.encode import TrellisEncoder, layout_for
 from ingot.codecs.trellis.rows import TrellisReader, check_padding, decode_rows
@@ -22,7 +22,7 @@ ID = TrellisLayout.codec
 _STEP = 1 << 20  # elements that a thread takes at a time
 
 
-class TrellisCodec:
+class TrellisCodec(Codec):
     """Windows of 12 bits of streams of 2, 3 or 4 bits a weight choose among 4096 values, times scales"""
 
     id: ClassVar[str] = ID

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import Encoder
 from ingot.codecs.options import is_whole, require_known, wrong_option
-from ingot.codecs.reach import Reach
+from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.trellis.rows import decode_rows
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
 from ingot.codecs.trellis.values import values_of
@@ -55,7 +56,10 @@ def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisL
     return TrellisLayout(bits, group, band_for(inner_rows(shape)), dtype, scales)
 
 
-class TrellisEncoder:
+_SCRATCH = 8 << 20  # bytes that a search keeps for each row
+
+
+class TrellisEncoder(Encoder):
     """Encodes bands of rows, each on its own.
 
     A group's scale is first the root of its mean square, then, for the streams that this gave, that of least squared
@@ -66,27 +70,20 @@ class TrellisEncoder:
     fit_passes: int = 0
     single_chunk: bool = False
     lossless: bool = False
-    scratch: int = 8 << 20  # what a search remembers of every row
 
     def __init__(self, shape: Shape, layout: TrellisLayout) -> None:
         self._layout, self._inner = layout, inner_rows(shape)
-        self._reach = Reach("scales", layout.scales, (), 1.0, layout.dtype)
+        self._reach = RangeProbe("scales", layout.scales, (), 1.0, layout.dtype)
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts: tuple[PartSpec, ...] = layout.part_specs(shape)
         alone = matrix_shape(shape)[0] <= self._inner or self._inner % layout.band == 0
         self.step = layout.band if alone else max(self._inner, 1)
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self._reach.look(rows)
+    def scratch_bytes(self) -> int:
+        return _SCRATCH
 
-    def wider(self) -> Mapping[str, Any]:
-        return self._reach.wider()
-
-    def lost(self) -> str | None:
-        return self._reach.lost()
-
-    def fit_pass(self, rows: Array) -> None:
-        """Nothing to learn beforehand."""
+    def range_probe(self) -> RangeProbe:
+        return self._reach
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows.

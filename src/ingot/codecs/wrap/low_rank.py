@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Rows, decode_by_rows
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
-from ingot.codecs.reach import AUTO, Reach
+from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.wrap.low_rank_fit import factors
 from ingot.core.dtypes import from_file, numpy_dtype
 from ingot.core.floats import LARGEST, cast, cast_into, float_name
@@ -116,7 +116,7 @@ class LowRankReader(Rows):
         self._after.finish()
 
 
-class LowRankEncoder:
+class LowRankEncoder(Encoder):
     """Finds the factors in one fit pass of the whole matrix, and keeps them until they are written."""
 
     codec: str = ID
@@ -129,12 +129,12 @@ class LowRankEncoder:
         wide = ("bf16", "f32") if kind == AUTO else ()
         kind = "f16" if kind == AUTO else kind
         self._matrix, self._dtype, self._most, self._error, self._kind = matrix, dtype, most, error, kind
-        self._reach = Reach("factors", kind, wide, 32, "f64", power=0.5)
+        self._reach = RangeProbe("factors", kind, wide, 32, "f64", power=0.5)
         self._found: tuple[Array, Array] | None = None
         self._fit: Fit = factors
         self.params: Mapping[str, Any] = {"codec_version": VERSION, "dtype": dtype}  # the fit pass adds the rank
         width, (rows, cols) = numpy_dtype(kind).itemsize, matrix
-        self.scratch = 8 * (2 * (rows + cols) * (most + 8) + 512 * cols)
+        self._scratch = 8 * (2 * (rows + cols) * (most + 8) + 512 * cols)
         self.parts: tuple[PartSpec, ...] = (
             PartSpec("left", kind, None, limit=rows * most * width),
             PartSpec("right", kind, None, limit=cols * most * width),
@@ -144,14 +144,11 @@ class LowRankEncoder:
         """Have the factors found by ``fit``, which takes and returns what ``low_rank_fit.factors`` does."""
         self._fit = fit
 
-    def look(self, rows: Array, start: int) -> bool:
-        return self._reach.look(rows)
+    def scratch_bytes(self) -> int:
+        return self._scratch
 
-    def wider(self) -> Mapping[str, Any]:
-        return self._reach.wider()
-
-    def lost(self) -> str | None:
-        return self._reach.lost()
+    def range_probe(self) -> RangeProbe:
+        return self._reach
 
     def fit_pass(self, rows: Array) -> None:
         """Find the factors.
@@ -195,7 +192,7 @@ class LowRankEncoder:
         product_into(left.reshape(len(out), -1)[:, :rank], right.reshape(-1, out.shape[1])[:rank], out)
 
 
-class LowRankCodec:
+class LowRankCodec(Codec):
     """A product of two thin matrices: what a merged low-rank adapter adds to a weight."""
 
     id: ClassVar[str] = ID

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Encoder, Rows, decode_by_rows, forget, held, ready, scratch
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
@@ -80,7 +80,7 @@ class CorrectedReader(Rows):
         self._correction.finish()
 
 
-class CorrectedEncoder:
+class CorrectedEncoder(Encoder):
     """Gives the matrix to an inner encoder, and factors what that loses; both are kept until they are written."""
 
     codec: str = ID
@@ -94,7 +94,7 @@ class CorrectedEncoder:
         self._factors: tuple[Array, Array] | None = None
         self.params: Mapping[str, Any] = self._stated(None)
         (rows, cols), width = matrix, numpy_dtype(kind).itemsize
-        self.scratch = scratch(inner) + 8 * (2 * (rows + cols) * (most + 8) + 512 * cols) + 8 * rows * cols
+        self._scratch = inner.scratch_bytes() + 8 * (2 * (rows + cols) * (most + 8) + 512 * cols) + 8 * rows * cols
         self.parts: tuple[PartSpec, ...] = (
             *inner.parts,
             PartSpec(LEFT, kind, None, limit=rows * most * width),
@@ -110,16 +110,18 @@ class CorrectedEncoder:
             "dtype": str(self._inner.params["dtype"]),
         }
 
-    @property
-    def held(self) -> int:
-        return held(self._inner)
+    def scratch_bytes(self) -> int:
+        return self._scratch
+
+    def retained_bytes(self) -> int:
+        return self._inner.retained_bytes()
 
     def ready(self) -> None:
-        ready(self._inner)
+        self._inner.ready()
 
     def forget(self) -> None:
         self._factors = None
-        forget(self._inner)
+        self._inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
         """Encode, and factor the residual.
@@ -159,7 +161,7 @@ class CorrectedEncoder:
         added_into(base, correction, out)
 
 
-class CorrectedCodec:
+class CorrectedCodec(Codec):
     """Another codec's values, plus a product of two thin matrices."""
 
     id: ClassVar[str] = ID

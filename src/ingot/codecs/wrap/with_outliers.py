@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, Codec, Encoder, Rows, decode_by_rows, forget, held, ready, row_step
+from ingot.codecs.base import AddingReader, ChunkParts, Codec, Encoder, decode_by_rows, row_step
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import added
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import require_known, source_dtype, wrong_option
-from ingot.codecs.reach import AUTO, Reach, Reaching
+from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
 from ingot.core import floats
 from ingot.core.dtypes import from_file, numpy_dtype
@@ -39,11 +39,6 @@ OPTIONS = ("fraction", "count", "values", "inner", "options")
 _wrong = partial(wrong_option, ID)
 FRACTION = 0.005
 _SCRATCH = 1 << 20
-
-
-@runtime_checkable
-class _Adding(Protocol):
-    def add_into(self, base: Array, out: Array) -> None: ...
 
 
 def position_dtype(cols: int) -> str:
@@ -79,7 +74,7 @@ class _Params:
         return CODECS[self.inner.codec]
 
 
-class OutlierReader(Rows):
+class OutlierReader(AddingReader):
     """Sequential decoding: rows of the inner codec, then the outliers of each."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -97,14 +92,13 @@ class OutlierReader(Rows):
             np.put_along_axis(target, columns, cast(values, float_name(out), self._where), axis=1)
 
     def add_into(self, base: Array, out: Array) -> None:
-        """Write ``base`` plus the next rows into ``out``; see ``codecs.delta.base.AddingReader``."""
         for start in range(0, len(out) if out.size else 0, self._step):
             old, target = base[start : start + self._step], out[start : start + self._step]
             columns, values = self._next(len(target))
             total = floats.cast(values, "f32")
             with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as everywhere
                 total += floats.cast(np.take_along_axis(old, columns, axis=1), "f32")
-            if isinstance(self._inner, _Adding):
+            if isinstance(self._inner, AddingReader):
                 self._inner.add_into(old, target)
             else:
                 rest = np.empty(target.shape, np.float32)
@@ -135,16 +129,19 @@ class OutlierReader(Rows):
         return columns, _read(self._values, params.values, shape)
 
 
-class OutlierEncoder:
+class OutlierEncoder(Encoder):
     """Takes the largest elements out of each row and gives the rest to an inner encoder."""
 
     codec: str = ID
+    params: Mapping[str, Any]
+    fit_passes: int
+    lossless: bool
 
     def __init__(self, shape: tuple[int, int], dtype: str, count: int, values: str, inner: Encoder, step: int) -> None:
         rows, cols = shape
         wide = ("bf16", "f32") if values == AUTO else ()
         values = "f16" if values == AUTO else values
-        self._reach = Reach("values", values, wide, 1, dtype)
+        self._reach = RangeProbe("values", values, wide, 1, dtype)
         self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
         self._where = position_dtype(cols)
         self.fit_passes, self.single_chunk, self.step = inner.fit_passes, inner.single_chunk, step
@@ -166,28 +163,30 @@ class OutlierEncoder:
             "dtype": self._dtype,
         }
 
-    @property
-    def held(self) -> int:
-        return held(self._inner)
+    def retained_bytes(self) -> int:
+        return self._inner.retained_bytes()
 
     def ready(self) -> None:
-        ready(self._inner)
+        self._inner.ready()
 
-    def look(self, rows: Array, start: int) -> bool:
+    def range_probe(self) -> RangeProbe:
+        return self._reach
+
+    def observe(self, rows: Array, start: int) -> bool:
         columns = self._columns(rows)
-        values = self._reach.look(np.take_along_axis(rows, columns, axis=1))
-        inner = not isinstance(self._inner, Reaching) or self._inner.look(self._without(rows, columns), start)
+        values = self._reach.observe(np.take_along_axis(rows, columns, axis=1))
+        inner = not self._inner.observes() or self._inner.observe(self._without(rows, columns), start)
         return inner and (values or not columns.size)
 
-    def wider(self) -> Mapping[str, Any]:
-        inner = self._inner.wider() if isinstance(self._inner, Reaching) else {}
-        return {**self._reach.wider(), **({"options": inner} if inner else {})}
+    def wider_options(self) -> Mapping[str, Any]:
+        inner = self._inner.wider_options()
+        return {**self._reach.wider_options(), **({"options": inner} if inner else {})}
 
-    def lost(self) -> str | None:
-        return self._reach.lost() or (self._inner.lost() if isinstance(self._inner, Reaching) else None)
+    def underflow(self) -> str | None:
+        return self._reach.underflow() or self._inner.underflow()
 
     def forget(self) -> None:
-        forget(self._inner)
+        self._inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
         self._inner.fit_pass(self._without(rows, self._columns(rows)))
@@ -229,7 +228,7 @@ class OutlierEncoder:
         return rest
 
 
-class OutlierCodec:
+class OutlierCodec(Codec):
     """Another codec's matrix with the largest elements of every row stored beside it, as floats."""
 
     id: ClassVar[str] = ID

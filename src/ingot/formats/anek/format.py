@@ -12,7 +12,7 @@ from ingot.formats.anek.header import is_unit
 from ingot.formats.anek.index import INDEX, MAX_INDEX, SUFFIX, Index, parse_index
 from ingot.formats.anek.tensors import Decoded, Unit, UnitSource
 from ingot.formats.anek.unit import read_unit
-from ingot.formats.base import Catalog, FormatWriter, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.report import Column, Table
@@ -32,15 +32,12 @@ _COLUMNS = (
 )
 
 
-class AnekFormat:
+class AnekFormat(Format):
     """A kernel unit of the Neural Engine, or the folder of a whole model's; see spec/ane-kernels.md."""
 
     name = "anek"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "kernel units of the Apple Neural Engine, a weight or a folder of them; `ingot kernel` packs them"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the magic, or the name of the index."""
@@ -56,10 +53,6 @@ class AnekFormat:
     def refuses(self, spec: TensorSpec) -> str | None:
         """Every tensor: units are packed for a chip."""
         return _WRITTEN
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Check the headers of all units, and where sparse ones keep what; other weights are not read.
@@ -111,10 +104,6 @@ class AnekFormat:
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """None: there is no place for it."""
         return {}
-
-    def file_name(self, stem: str) -> str:
-        """The stem with the suffix."""
-        return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Refused, as writing is: ``UnsupportedError`` ``anek.write``."""

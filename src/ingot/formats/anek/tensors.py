@@ -25,7 +25,7 @@ from ingot.formats.anek.header import (
 )
 from ingot.formats.anek.kind import Kind, kind_of
 from ingot.formats.anek.unit import read_unit
-from ingot.model.bytesource import ByteSource, MemorySource
+from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, WHOLE, ZEROS, AffineLayout, Group
 from ingot.model.layouts.base import Layout, matrix_shape
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -43,7 +43,7 @@ _BIAS, _ACTIVATION, _WEIGHT = ".bias", ".activation", ".weight"
 _ENTRY_DTYPES = {"half": "f16", "int8": "i8", "uint8": "u8"}
 
 
-class UnitSource:
+class UnitSource(DerivedSource):
     """A unit's file, whose CRC-32C is compared before any byte is handed out, once; a ``ByteSource``."""
 
     def __init__(self, source: ByteSource, *, verify: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.coreml.carry import plan_operations
 from ingot.formats.coreml.layout import FEEDS, reason_against
 from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
@@ -25,7 +25,7 @@ _COMPRESSED = ("_palettized_pcs", "_palettized", "_quantized", "_sparsified")
 """What coremltools 9 appends to the name of a constant that it compresses."""
 
 
-class CoremlFormat:
+class CoremlFormat(Format):
     """Core ML packages with an ML program; see spec/coreml.md.
 
     Parameters
@@ -38,10 +38,10 @@ class CoremlFormat:
     name = "coreml"
     suffixes: tuple[str, ...] = (".mlpackage",)
     summary = "Core ML packages (.mlpackage): constants of an ML program, compressed or not"
-    digests = False
-    shards = False
-    folder = True
-    attachments: tuple[str, ...] = ("program",)
+    traits = FormatTraits(
+        attachments=("program",),
+        folder=True,
+    )
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template
@@ -55,7 +55,7 @@ class CoremlFormat:
         """The manifest, where the folder ``Data`` lies beside it."""
         return MANIFEST if MANIFEST in names and f"{DATA}/" in names else None
 
-    def marked(self, store: Store) -> bool:
+    def has_sentinel(self, store: Store) -> bool:
         """Whether the manifest names a root model: a package has no other sentinel."""
         source = store.open(MANIFEST)
         try:
@@ -66,7 +66,7 @@ class CoremlFormat:
             source.close()
         return True
 
-    def fit(self, attachments: Attachments) -> CoremlFormat:
+    def for_attachments(self, attachments: Attachments) -> CoremlFormat:
         """Return the format for the program that is attached; errors as ``template_of``."""
         return CoremlFormat(template_of(attachments))
 
@@ -80,32 +80,28 @@ class CoremlFormat:
             return str(reason)
         return None
 
-    def why_kept(self, name: str) -> str | None:
+    def why_constant(self, name: str) -> str | None:
         """Return why the program keeps a tensor as it is; None if a recipe may change it."""
         site = self._sites.get(name)
         return FEEDS if site is not None and site.feeds else None
 
-    def holds(self, name: str) -> bool:
+    def has_constant(self, name: str) -> bool:
         """Whether an array stands in the program itself: it stays where no other values are written."""
         site = self._sites.get(name)
         return site is not None and site.inline
 
-    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+    def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return the element type of an array in the program itself, which no recipe changes; None for others."""
         site = self._sites.get(name)
         return site.dtype if site is not None and site.inline else None
 
-    def original(self, name: str) -> str:
+    def original_name(self, name: str) -> str:
         """Return a constant's name without what coremltools appends to it, as often as it was compressed."""
         while True:
             suffix = next((end for end in _COMPRESSED if name.endswith(end) and name != end), None)
             if suffix is None:
                 return name
             name = name.removesuffix(suffix)
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; there are no digests to verify."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError
+from ingot.formats.base import FormatWriter
 from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.package import MANIFEST
@@ -55,7 +56,7 @@ def package_size(artifact: Artifact) -> int:
     return files + rest + len(patched(layout, plans))
 
 
-class CoremlWriter:
+class CoremlWriter(FormatWriter):
     """A ``FormatWriter`` into the program that is attached.
 
     Raises as ``template_of`` and ``Layout``.

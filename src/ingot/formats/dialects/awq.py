@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,17 +38,20 @@ class AwqFormat(ColumnsDialect):
 
     name = "awq"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
+    traits = replace(
+        ColumnsDialect.traits,
+        containers={"gemm": "awq", "gemv": "awq-gemv"},
+        word_forms=(AWQ,),
+        merges=True,
+        dense_key="modules_to_not_convert",
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq",
+        group_sizes=(128, 64, 32),
+        one_group=True,
+    )
     method = "awq"
-    forms = (AWQ,)
     keys = AWQ_KEYS
     side_files: ClassVar[Mapping[str, str]] = {"quant_config.json": "awq", "quantize_config.json": "gptq"}
     symmetric_key = "zero_point"
-    merges = True
-    dense_key = "modules_to_not_convert"
-    even_groups = (128, 64, 32)
-    one_group = True
-    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq"
-    containers: ClassVar[Mapping[str, str]] = {"gemm": "awq", "gemv": "awq-gemv"}
     version: ClassVar[str] = "gemm"
 
     def claims_config(self, config: Config) -> bool:
@@ -87,7 +91,7 @@ class AwqFormat(ColumnsDialect):
             shape = (lines, across * 8)
         elif declared.rules and scales.shape:
             group = self.group_of(declared, stem, lines, scales.shape[0])
-        layout = WordsLayout(self.forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
+        layout = WordsLayout(self.traits.word_forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
         return self.checked(entries, stem, shape, layout)
 
     def is_symmetric(self, quantization: Config) -> bool:
@@ -147,10 +151,13 @@ class AwqGemvFormat(AwqFormat):
 
     name = "awq-gemv"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
-    forms = (AWQ_GEMV,)
+    traits = replace(
+        AwqFormat.traits,
+        word_forms=(AWQ_GEMV,),
+        merges=False,
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv",
+    )
     served = False
-    merges = False
-    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv"
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:

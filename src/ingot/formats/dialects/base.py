@@ -104,13 +104,10 @@ class Dialect(SafetensorsFormat):
     """A folder of safetensors with packed layers, which are read. Subclasses say which folders are theirs and what
     entries mean.
 
-    ``codecs`` are those of the layers that a writer carries beside dense tensors; ``config_keys`` the keys of
-    ``config.json`` that it writes, and that a conversion into another format leaves out.
     """
 
     suffixes = ()
-    config_keys: tuple[str, ...] = (HUGGING_FACE,)
-    codecs: ClassVar[tuple[str, ...]] = ()
+    traits = replace(SafetensorsFormat.traits, looks_inside=True, config_keys=(HUGGING_FACE,))
     keys: ClassVar[Table] = {}
     """What the reader does with each key of the dialect's object in ``config.json``."""
     side_files: ClassVar[Mapping[str, str]] = {}
@@ -141,11 +138,11 @@ class Dialect(SafetensorsFormat):
 
     def quantization(self, config: Config) -> Config:
         """Return the object of ``config.json`` that describes the packed layers; empty if there is none."""
-        return next((config[key] for key in self.config_keys if isinstance(config.get(key), dict)), {})
+        return next((config[key] for key in self.traits.config_keys if isinstance(config.get(key), dict)), {})
 
     def check_keys(self, config: Config) -> None:
         """Raise ``UnsupportedError`` ``interop.config-key`` for a key that is refused or not in the table."""
-        for key in self.config_keys:
+        for key in self.traits.config_keys:
             if isinstance(config.get(key), dict):
                 require_known_keys(config[key], self.keys, self.name, location_of(key))
 
@@ -169,7 +166,7 @@ class Dialect(SafetensorsFormat):
         """Return what ``config.json`` says of how inputs of layers, keys and values are quantized, in words by key."""
         return {}
 
-    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
+    def dropped_settings(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
         """Return what is not kept of ``said``, the activations that the artifact's own ``config.json`` states."""
         now = self.activations(self.fitted(artifact).stated(artifact))
         return [f"{key} ({value})" for key, value in said.items() if now.get(key) != value]
@@ -308,14 +305,7 @@ class Dialect(SafetensorsFormat):
 
 
 class PackingDialect(Dialect):
-    """A dialect whose packed layers are written too.
-
-    The three attributes are those of ``PacksFolder``.
-    """
-
-    merges: ClassVar[bool] = False
-    dense_key: ClassVar[str] = ""
-    how_to_quantize: ClassVar[str]
+    """A dialect whose packed layers are written too: ``traits.packed_codecs`` names their codecs."""
 
     @abstractmethod
     def refuses_layer(self, spec: TensorSpec) -> str | None:
@@ -327,14 +317,14 @@ class PackingDialect(Dialect):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why this format cannot carry the tensor; None if it can."""
-        if spec.codec in self.codecs:
+        if spec.codec in self.traits.packed_codecs:
             return self.refuses_layer(spec)
         reason = SafetensorsFormat.refuses(self, spec)
         if spec.codec == DenseLayout.codec:
             return reason or self._refuses_dense(spec)
         if reason is None:
             return None
-        return f"its packed layers are {' or '.join(self.codecs)}, this tensor is {spec.codec}"
+        return f"its packed layers are {' or '.join(self.traits.packed_codecs)}, this tensor is {spec.codec}"
 
     def _refuses_dense(self, spec: TensorSpec) -> str | None:
         """Why programs would take a dense tensor for a part of a packed layer; None if they do not."""
@@ -346,7 +336,7 @@ class PackingDialect(Dialect):
 
     def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
         """Return the entries that a tensor takes in a file."""
-        return self.layer_pieces(spec) if spec.codec in self.codecs else super().pieces(spec)
+        return self.layer_pieces(spec) if spec.codec in self.traits.packed_codecs else super().pieces(spec)
 
 
 class DialectWriter(SafetensorsWriter):

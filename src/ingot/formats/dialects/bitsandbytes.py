@@ -67,13 +67,16 @@ class BitsandbytesFormat(PackingDialect):
 
     name = "bitsandbytes"
     summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"
-    codecs = (ScaledCodebookLayout.codec,)
-    keys = KEYS
-    dense_key = "llm_int8_skip_modules"
-    how_to_quantize = (
-        'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
-        '"high_first" }'
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec,),
+        dense_key="llm_int8_skip_modules",
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
+            '"high_first" }'
+        ),
     )
+    keys = KEYS
     companions = (
         *(".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format"),
         *(_STATE + name for name in _TYPES),
@@ -140,7 +143,9 @@ class BitsandbytesFormat(PackingDialect):
 
         Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, of which a folder has one.
         """
-        bits = {ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.codecs}
+        bits = {
+            ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+        }
         if len(bits) > 1:
             raise UnsupportedError("expected layers of four bits, or of eight, found both", rule="bitsandbytes.mixed")
         return self
@@ -189,7 +194,9 @@ class BitsandbytesFormat(PackingDialect):
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as transformers writes it."""
-        layouts = [ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.codecs]
+        layouts = [
+            ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+        ]
         if not layouts:
             return {}
         four = [layout for layout in layouts if layout.bits == 4]
@@ -203,7 +210,7 @@ class BitsandbytesFormat(PackingDialect):
             "bnb_4bit_use_double_quant": first.nested is not None,
             "bnb_4bit_quant_storage": "uint8",
         }
-        dense = module_names(artifact, self.codecs)
+        dense = module_names(artifact, self.traits.packed_codecs)
         return {HUGGING_FACE: {**keys, "llm_int8_skip_modules": dense}}
 
 

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -67,8 +67,10 @@ class Declared:
 class ColumnsDialect(PackingDialect):
     """A folder in which ``X.qweight``, ``X.qzeros`` and ``X.scales`` are the matrix ``X.weight``."""
 
-    codecs = (WordsLayout.codec,)
-    forms: ClassVar[tuple[str, ...]]
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(WordsLayout.codec,),
+    )
     method: ClassVar[str]  # in ``quant_method``, and before the dot of rules
     orders: ClassVar[bool] = False  # whether a file can say of which group each column is
     companions: ClassVar[tuple[str, ...]] = (QWEIGHT, QZEROS, QSCALES)
@@ -227,11 +229,14 @@ class ColumnsDialect(PackingDialect):
         """Why a tensor cannot be a packed layer; None if it can."""
         layout, shape = WordsLayout.of(spec), spec.shape
         same = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
-        known = sorted({bits for form in self.forms for bits in FORMS[form].bits})
+        known = sorted({bits for form in self.traits.word_forms for bits in FORMS[form].bits})
         reasons = (
             (not spec.name.endswith(WEIGHT), f"its packed layers are called X{WEIGHT}, found {spec.name!r}"),
             (layout.bits not in known, f"its integers have {', '.join(map(str, known))} bits, these {layout.bits}"),
-            (layout.form not in self.forms, f"its words are of the form {' or '.join(self.forms)}, not {layout.form}"),
+            (
+                layout.form not in self.traits.word_forms,
+                f"its words are of the form {' or '.join(self.traits.word_forms)}, not {layout.form}",
+            ),
             (same != layout.point, f"its one zero point for all codes is {layout.point}, found {same}"),
             (layout.order and not self.orders, "columns of a group lie side by side in it"),
             (layout.scales not in WRITTEN_SCALES, f"its scales are {' or '.join(WRITTEN_SCALES)}, not {layout.scales}"),
@@ -263,7 +268,7 @@ class ColumnsDialect(PackingDialect):
         return [
             spec.name.removesuffix(WEIGHT)
             for spec in artifact.tensors
-            if spec.codec not in self.codecs
+            if spec.codec not in self.traits.packed_codecs
             and spec.name.endswith(WEIGHT)
             and len(spec.shape) == 2
             and layer_of(spec.name) is not None
@@ -275,7 +280,7 @@ class ColumnsDialect(PackingDialect):
         own = {
             spec.name.removesuffix(WEIGHT): WordsLayout.of(spec)
             for spec in artifact.tensors
-            if spec.codec in self.codecs
+            if spec.codec in self.traits.packed_codecs
         }
         if not own:
             return None, own

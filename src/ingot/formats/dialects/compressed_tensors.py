@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,15 +69,17 @@ class CompressedTensorsFormat(PackingDialect):
 
     name = "compressed-tensors"
     summary = "a folder of compressed-tensors: dense tensors, and integers in words or bytes, FP8, NVFP4 and MX formats"
-    config_keys = (HUGGING_FACE, "compression_config")
+    traits = replace(
+        PackingDialect.traits,
+        config_keys=(HUGGING_FACE, "compression_config"),
+        packed_codecs=(AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec),
+        merges=True,
+        dense_key="ignore",
+        how_to_quantize="--recipe int4 or --recipe int8",
+        group_sizes=(128, 64, 32),
+    )
     keys = CONFIG_KEYS
     companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
-    codecs = (AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec)
-    merges = True
-    dense_key = "ignore"
-    even_groups = (128, 64, 32)
-    one_group = False
-    how_to_quantize = "--recipe int4 or --recipe int8"
 
     def __init__(self, settings: Settings | None = None) -> None:
         """``settings``: what the source's configuration says of activations, if it is a folder of this format."""
@@ -172,7 +175,7 @@ class CompressedTensorsFormat(PackingDialect):
         dense = []
         for spec in artifact.tensors:
             name = spec.name.removesuffix(WEIGHT)
-            if spec.codec in self.codecs:
+            if spec.codec in self.traits.packed_codecs:
                 kind, said = _kind(layout_of(spec)), settings.get(spec.name) or {}
                 groups.setdefault((kind, id(said) if said else 0), (said, []))[1].append(name)
             elif spec.name.endswith(WEIGHT) and len(spec.shape) == 2 and "embed" not in spec.name:
@@ -201,7 +204,12 @@ class CompressedTensorsFormat(PackingDialect):
         found = {}
         for spec in artifact.tensors if any(settings) else ():
             was = artifact.before.get(spec.name)
-            if spec.codec in self.codecs and was is not None and was.codec == spec.codec and was.params == spec.params:
+            if (
+                spec.codec in self.traits.packed_codecs
+                and was is not None
+                and was.codec == spec.codec
+                and was.params == spec.params
+            ):
                 found[spec.name] = settings.of(spec.name.removesuffix(WEIGHT), _form_before(was))
         return found
 
@@ -209,8 +217,8 @@ class CompressedTensorsFormat(PackingDialect):
         """Yield what else the source names as not packed, as a tied head is; expressions only while all layers that are
         packed were packed before."""
         stated, was = source.get("ignore"), artifact.before
-        packed = [spec.name for spec in artifact.tensors if spec.codec in self.codecs]
-        newly = any(name not in was or was[name].codec not in self.codecs for name in packed)
+        packed = [spec.name for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
+        newly = any(name not in was or was[name].codec not in self.traits.packed_codecs for name in packed)
         known = {*dense, *(name.removesuffix(WEIGHT) for name in packed)}
         for name in stated if isinstance(stated, list) else ():
             if isinstance(name, str) and name not in known and not (newly and name.startswith("re:")):
@@ -225,18 +233,18 @@ class CompressedTensorsFormat(PackingDialect):
         found = {key: "; ".join(values) for key, values in every.items() if values}
         return found if stated.get(KV_CACHE) is None else {**found, KV_CACHE: brief(stated[KV_CACHE])}
 
-    def unsaid(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
+    def dropped_settings(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
         """From its own folders: layers whose weights have another form now, or whose group is not known."""
         source = self.source_config(artifact)
         if not source:
-            return super().unsaid(artifact, said)
+            return super().dropped_settings(artifact, said)
         settings = Settings(source)
         kept = self._kept(artifact, settings)
         cache = {key: value for key, value in said.items() if key == KV_CACHE}
-        told = list(super().unsaid(artifact, cache))
+        told = list(super().dropped_settings(artifact, cache))
         lost: dict[str, int] = {}
         for name, was in artifact.before.items() if any(settings) else ():
-            if was.codec not in self.codecs or kept.get(name) is not None:
+            if was.codec not in self.traits.packed_codecs or kept.get(name) is not None:
                 continue
             own = settings.of(name.removesuffix(WEIGHT), _form_before(was))
             own = {key: "of a group that is not known" for key in KEYS if key in said} if own is None else own

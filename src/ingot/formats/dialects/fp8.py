@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ingot.core.dtypes import DTYPES
@@ -80,13 +81,16 @@ class Fp8Format(PackingDialect):
 
     name = "fp8"
     summary = "a folder of FP8 weights with a scale per block (DeepSeek, Qwen), row or matrix"
-    codecs = (ScaledCodebookLayout.codec,)
-    keys = KEYS
-    merges = True
-    dense_key = "modules_to_not_convert"
-    how_to_quantize = (
-        'a recipe with codec = "scaled_codebook" and options = { table = "f8_e4m3fn", group = [128, 128] }'
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec,),
+        merges=True,
+        dense_key="modules_to_not_convert",
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "f8_e4m3fn", group = [128, 128] }'
+        ),
     )
+    keys = KEYS
     companions = (_INVERSE, WEIGHT + _SCALE)
 
     def __init__(self, grid: Grid | None = None) -> None:
@@ -134,7 +138,7 @@ class Fp8Format(PackingDialect):
         Raises ``UnsupportedError`` ``fp8.mixed``: layers with scales on several grids, of which ``config.json`` says
         one.
         """
-        packed = [(spec.shape, _grid(spec)) for spec in artifact.tensors if spec.codec in self.codecs]
+        packed = [(spec.shape, _grid(spec)) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         grids = dict.fromkeys(grid for _, grid in packed)
         stated = block_size(self.source_config(artifact).get(_BLOCK), self.name)
         before = () if stated is None else (Tiles(*stated),)
@@ -167,11 +171,11 @@ class Fp8Format(PackingDialect):
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as transformers and vLLM read it."""
-        packed = [spec for spec in artifact.tensors if spec.codec in self.codecs]
+        packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         if not packed:
             return {}
         source, grid = self.source_config(artifact), self.fitted(artifact)._grid
-        dense = {"modules_to_not_convert": module_names(artifact, self.codecs)}
+        dense = {"modules_to_not_convert": module_names(artifact, self.traits.packed_codecs)}
         if isinstance(grid, Row):
             return {HUGGING_FACE: {"quant_method": _ROWS, _BOUND: source.get(_BOUND, _NO_BOUND), **dense}}
         scheme = _STATIC if _is_static(artifact, packed, source, grid) else _DYNAMIC

@@ -49,19 +49,21 @@ class GptqFormat(ColumnsDialect):
 
     name = "gptq"
     summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
+    traits = replace(
+        ColumnsDialect.traits,
+        containers={"stream": "gptq", "planes": "gptq-planes"},
+        word_forms=(GPTQ, GPTQ_V1),
+        merges=True,
+        dense_key="dynamic",
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq",
+        group_sizes=(128, 64, 32),
+    )
     method = "gptq"
-    forms = (GPTQ, GPTQ_V1)
     orders = True
     keys = GPTQ_KEYS
     side_files: ClassVar[Mapping[str, str]] = {"quantize_config.json": "gptq"}
     companions = (*ColumnsDialect.companions, G_IDX)
     symmetric_key = "sym"
-    merges = True
-    dense_key = "dynamic"
-    even_groups = (128, 64, 32)
-    one_group = False
-    how_to_quantize = "ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq"
-    containers: ClassVar[Mapping[str, str]] = {"stream": "gptq", "planes": "gptq-planes"}
 
     def __init__(self, kind: str = V1) -> None:
         """``kind``: the ``checkpoint_format`` to write; that of v1, zero points less by one, every reader knows."""
@@ -82,7 +84,7 @@ class GptqFormat(ColumnsDialect):
 
         Raises ``UnsupportedError`` ``gptq.mixed``: zero points of both kinds, of which a folder has one.
         """
-        layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.codecs]
+        layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         forms = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
         if len(forms) > 1:
             raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
@@ -244,10 +246,13 @@ class GptqPlanesFormat(GptqFormat):
     summary = (
         "a folder of GPTQModel: dense tensors, and layers of 2 to 8 bits in its words, those of 3, 5, 6, 7 in planes"
     )
-    forms = (GPTQ, GPTQ_PLANES)
+    traits = replace(
+        GptqFormat.traits,
+        word_forms=(GPTQ, GPTQ_PLANES),
+        merges=False,
+        how_to_quantize="ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes",
+    )
     served = False
-    merges = False
-    how_to_quantize = "ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes"
 
     def __init__(self) -> None:
         super().__init__(PLANAR)

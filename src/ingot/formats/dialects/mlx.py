@@ -75,14 +75,15 @@ class MlxFormat(PackingDialect):
 
     name = "mlx"
     summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits and small floats as MLX packs them"
-    config_keys = KEYS
-    codecs = (AffineLayout.codec, ScaledCodebookLayout.codec)
+    traits = replace(
+        PackingDialect.traits,
+        config_keys=KEYS,
+        packed_codecs=(AffineLayout.codec, ScaledCodebookLayout.codec),
+        group_sizes=GROUPS[::-1],
+        one_head=True,
+        rounds_steps=True,
+    )
     companions = (SCALES, BIASES)
-    even_groups = GROUPS[::-1]
-    one_group = False
-    how_to_quantize = ""  # mlx_lm loads dense weights too
-    one_head = True
-    rounds_steps = True
 
     def claims_config(self, config: Config) -> bool:
         """Whether ``quantization`` is that of an MLX folder with packed layers."""
@@ -134,7 +135,9 @@ class MlxFormat(PackingDialect):
         """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are
         named."""
         layers = {
-            spec.name.removesuffix(WEIGHT): _grid_of(spec) for spec in artifact.tensors if spec.codec in self.codecs
+            spec.name.removesuffix(WEIGHT): _grid_of(spec)
+            for spec in artifact.tensors
+            if spec.codec in self.traits.packed_codecs
         }
         if not layers:
             return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
@@ -86,17 +87,19 @@ class ModelOptFormat(PackingDialect):
 
     name = "modelopt"
     summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
-    codecs = (ScaledCodebookLayout.codec, WordsLayout.codec)
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec, WordsLayout.codec),
+        merges=True,
+        dense_key="ignore",
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 16, scales = '
+            '"f8_e4m3fn", second = "multiply" } (NVFP4) or { table = "f8_e4m3fn", group = "tensor" } (FP8)'
+        ),
+        group_sizes=(128, 64, 32),
+    )
     keys = KEYS
     side_files: ClassVar[Mapping[str, str]] = {_SIDE_FILE: "modelopt"}
-    merges = True
-    dense_key = "ignore"
-    even_groups = (128, 64, 32)
-    one_group = False
-    how_to_quantize = (
-        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 16, scales = '
-        '"f8_e4m3fn", second = "multiply" } (NVFP4) or { table = "f8_e4m3fn", group = "tensor" } (FP8)'
-    )
     companions = ("weight" + _SCALE, "weight" + _SECOND)
 
     def claims_config(self, config: Config) -> bool:
@@ -186,7 +189,7 @@ class ModelOptFormat(PackingDialect):
         """Return ``quantization_config`` as ModelOpt writes it; where no scales of activations are beside the weights,
         these alone are quantized."""
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
-        packed = [spec for spec in artifact.tensors if spec.codec in self.codecs]
+        packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         layers = {spec.name.removesuffix(WEIGHT): _layer_stated(spec, activations=activations) for spec in packed}
         if not layers:
             return {}
@@ -200,7 +203,7 @@ class ModelOptFormat(PackingDialect):
                 "quant_method": "modelopt",
                 "quant_algo": "MIXED_PRECISION" if mixed else kinds.pop(),
                 "producer": {"name": "modelopt"},
-                "ignore": module_names(artifact, self.codecs),
+                "ignore": module_names(artifact, self.traits.packed_codecs),
                 **({"group_size": groups.pop()} if len(groups) == 1 else {}),
                 **({"has_zero_point": False} if integers else {}),
                 **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),

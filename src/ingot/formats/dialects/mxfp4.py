@@ -33,12 +33,15 @@ class Mxfp4Format(PackingDialect):
 
     name = "mxfp4"
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"
-    codecs = (ScaledCodebookLayout.codec,)
-    keys = KEYS
-    how_to_quantize = (
-        'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 32, scales = '
-        '"f8_e8m0fnu", transposed = true }, for the experts of gpt-oss'
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec,),
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 32, scales = '
+            '"f8_e8m0fnu", transposed = true }, for the experts of gpt-oss'
+        ),
     )
+    keys = KEYS
     companions = (_BLOCKS, _SCALES)
 
     def claims_config(self, config: Config) -> bool:
@@ -92,7 +95,7 @@ class Mxfp4Format(PackingDialect):
 
     def stated(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as gpt-oss has it."""
-        if not any(spec.codec in self.codecs for spec in artifact.tensors):
+        if not any(spec.codec in self.traits.packed_codecs for spec in artifact.tensors):
             return {}
         return {HUGGING_FACE: {"modules_to_not_convert": list(_DENSE), "quant_method": "mxfp4"}}
 

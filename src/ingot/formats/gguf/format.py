@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.gguf.carry import refusal
 from ingot.formats.gguf.header import MAGIC
 from ingot.formats.gguf.metadata import carried
@@ -22,16 +22,16 @@ _MODEL = ("general.architecture", "tokenizer.ggml.model")
 _WIDE = ("position_embd.weight", "token_types.weight")
 
 
-class GgufFormat:
+class GgufFormat(Format):
     """The files of llama.cpp: tensors in blocks, all metadata and the tokenizer in one file or a split."""
 
     name = "gguf"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "llama.cpp's files, one or a split, with all types of blocks and all metadata"
-    digests = False
-    shards = True
-    splits_on_request = True
-    attachments: tuple[str, ...] = ()
+    traits = FormatTraits(
+        shards=True,
+        shards_on_request=True,
+    )
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the suffix, or by the first four bytes."""
@@ -49,16 +49,12 @@ class GgufFormat:
         """Why llama.cpp could not read the tensor from a file; None if it could."""
         return refusal(spec)
 
-    def exempt(self, name: str, shape: tuple[int, ...]) -> str | None:
+    def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
         """f32 for vectors, biases, the matrices that choose experts and BERT's embeddings of positions and types.
 
         llama.cpp ends where it is to compute with others.
         """
         return "f32" if len(shape) <= 1 or ".ffn_gate_inp" in name or name in _WIDE or name.endswith(".bias") else None
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate the header of the file, and of all files of its split; there are no digests."""
@@ -67,10 +63,6 @@ class GgufFormat:
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Each value with a type, as ``ingot.gguf`` says or that of its kind; raises ``gguf.metadata``."""
         return carried(values)
-
-    def file_name(self, stem: str) -> str:
-        """The stem with the suffix."""
-        return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Exact bytes of all files, padding included."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.gguf.carry import NUMBERS, described, refusal, type_of
 from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
@@ -136,7 +136,7 @@ def _split(specs: Sequence[TensorSpec], most: int | None) -> list[list[TensorSpe
     return members
 
 
-class GgufWriter:
+class GgufWriter(FormatWriter):
     """A ``FormatWriter``; a file is complete with its last tensor."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:

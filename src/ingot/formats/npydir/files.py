@@ -6,7 +6,7 @@ from typing import Any
 
 from ingot.core import encodings
 from ingot.core.forward import Forward
-from ingot.model.bytesource import ByteSource
+from ingot.model.bytesource import ByteSource, Stamp, StampedSource
 
 
 class _Stored:
@@ -23,7 +23,7 @@ class _Stored:
         return bytes(out)
 
 
-class ZstdFile(Forward):
+class ZstdFile(Forward, StampedSource):
     """A whole file that was compressed, as the bytes it was before; read in order without ever holding all of it.
 
     Parameters
@@ -35,7 +35,7 @@ class ZstdFile(Forward):
 
     def __init__(self, file: ByteSource, size: int) -> None:
         self._file = file
-        self.stamp = getattr(file, "stamp", None)  # absent of files in memory
+        self.stamp = file.stamp if isinstance(file, StampedSource) else Stamp(file.size)  # files in memory have none
         super().__init__(file.name, size)
 
     def start(self) -> encodings.ZstdReader:

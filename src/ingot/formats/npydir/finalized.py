@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.arrays import open_array
@@ -25,16 +25,15 @@ from ingot.model.tensor import Tensor
 SUFFIX = ".npy"
 
 
-class NpyFormat:
+class NpyFormat(Format):
     """Dense tensors as ``{name}.npy``; a name with squish's underscores in place of dots is read too."""
 
     name = "npy"
     suffixes: tuple[str, ...] = ()
     summary = "a folder of dense .npy files, one per tensor: squish's finalized cache"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
-    folder = True
+    traits = FormatTraits(
+        folder=True,
+    )
 
     def claims(self, name: str, head: bytes) -> bool:
         """Never: one array alone is no checkpoint."""
@@ -44,7 +43,7 @@ class NpyFormat:
         """The first array, where arrays lie in the folder itself and no manifest speaks for them."""
         return None if MANIFEST in names else next(iter(sorted(_arrays(names))), None)
 
-    def marked(self, store: Store) -> bool:
+    def has_sentinel(self, store: Store) -> bool:
         """Whether squish's sentinel ``.ready`` is there."""
         return store.exists(ARRAYS_READY)
 
@@ -128,7 +127,7 @@ class NpyFormat:
         return NpyWriter(target, artifact.tensors)
 
 
-class NpyWriter:
+class NpyWriter(FormatWriter):
     """A ``FormatWriter`` of one file per tensor."""
 
     def __init__(self, target: Target, specs: Sequence[TensorSpec]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.npydir.carry import refusal
 from ingot.formats.npydir.names import BF16_TIER, FOLDER, MANIFEST, READY, require_distinct
 from ingot.formats.npydir.reader import read_catalog
@@ -17,17 +17,17 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 
-class NpydirFormat:
+class NpydirFormat(Format):
     """A directory of ``.npy`` files under a manifest, as squish writes them; the directory itself is the artifact."""
 
     name = "npydir"
     suffixes: tuple[str, ...] = ()
     summary = "a Squish directory: one .npy file per array; 8, 4 and 3 bits, dense tensors"
-    digests = True
-    shards = False
-    attachments: tuple[str, ...] = ()
-    folder = True
-    tiers: tuple[str, ...] = (BF16_TIER,)
+    traits = FormatTraits(
+        digests=True,
+        folder=True,
+        tiers=(BF16_TIER,),
+    )
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the manifest's name."""
@@ -37,7 +37,7 @@ class NpydirFormat:
         """The manifest, where there is a folder ``tensors/`` beside it."""
         return MANIFEST if MANIFEST in names and any(name.startswith(f"{FOLDER}/") for name in names) else None
 
-    def marked(self, store: Store) -> bool:
+    def has_sentinel(self, store: Store) -> bool:
         """Whether ``tensors/.manifest_ready``, which is written last, is there."""
         return store.exists(READY)
 

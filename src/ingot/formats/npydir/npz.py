@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ingot.core.archive import Archive
 from ingot.core.archive_members import Member
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, WriteOptions
 from ingot.formats.npydir.names import FOLDER, MANIFEST, READY
 from ingot.formats.npydir.reader import read_catalog
 from ingot.model.artifact import Artifact
@@ -28,15 +28,12 @@ def manifests_of(name: str) -> tuple[str, str]:
     return f"{stem}_{MANIFEST}", stem
 
 
-class NpzFormat:
+class NpzFormat(Format):
     """The arrays of a Squish directory as members of a zip archive that ``numpy.savez_compressed`` wrote."""
 
     name = "npz"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "squish's older container: .npz with its manifest beside it; read only"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the suffix, of a zip archive."""
@@ -49,10 +46,6 @@ class NpzFormat:
     def refuses(self, spec: TensorSpec) -> str | None:
         """Everything: there is no writer."""
         return _WHY
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate the archive's directory, the manifest and the header of every array.
@@ -80,10 +73,6 @@ class NpzFormat:
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """There is no place for metadata."""
         return {}
-
-    def file_name(self, stem: str) -> str:
-        """The archive's name."""
-        return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Nothing is written: raises ``UnsupportedError`` ``npz.read-only``."""

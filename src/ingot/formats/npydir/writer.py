@@ -13,7 +13,7 @@ from ingot.core import checksums
 from ingot.core.dtypes import DTYPES, from_file
 from ingot.core.retype import narrow
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.npydir import npy
 from ingot.formats.npydir.array_file import ArrayFile
 from ingot.formats.npydir.carry import ArraySpec, arrays_of
@@ -72,7 +72,7 @@ class _Array:
             self.digest.update(memoryview(data).cast("B"))
 
 
-class NpydirWriter:
+class NpydirWriter(FormatWriter):
     """A ``FormatWriter`` of Squish directories."""
 
     shapes_too = True

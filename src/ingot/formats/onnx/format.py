@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.onnx.carry import Named, names_of, original, other_name, plan_tensor, reason_against
 from ingot.formats.onnx.facing import INPUTS, OUTPUTS, Face, Faces
 from ingot.formats.onnx.reader import read_model
@@ -38,11 +38,11 @@ class OnnxFormat(BySuffix):
     name = "onnx"
     suffixes: tuple[str, ...] = (".onnx",)
     summary = "ONNX models (.onnx): constants of their graphs, dense or codes, in the model or in files beside it"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ("graph",)
-    fixed_scales = True
-    exported = True
+    traits = FormatTraits(
+        attachments=("graph",),
+        exported=True,
+        fixed_scales=True,
+    )
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template
@@ -53,7 +53,7 @@ class OnnxFormat(BySuffix):
         """By the suffix: protocol buffers have no magic."""
         return name.lower().endswith(self.suffixes)
 
-    def fit(self, attachments: Attachments) -> OnnxFormat:
+    def for_attachments(self, attachments: Attachments) -> OnnxFormat:
         """Return the format for the graph that is attached; raises ``UnsupportedError`` ``onnx.no-graph``."""
         return OnnxFormat(template_of(attachments))
 
@@ -70,11 +70,11 @@ class OnnxFormat(BySuffix):
             return str(reason)
         return None
 
-    def why_kept(self, name: str) -> str | None:
+    def why_constant(self, name: str) -> str | None:
         """Return why the model keeps a tensor as it is; None if a recipe may change it."""
         return (self._named[name].site.stays or None) if name in self._named else None
 
-    def holds(self, name: str) -> bool:
+    def has_constant(self, name: str) -> bool:
         """Return False: each constant of a graph gets values."""
         return False
 
@@ -82,7 +82,7 @@ class OnnxFormat(BySuffix):
         """Return the name that a tensor has in its graph: without the path of a graph within the model's."""
         return self._named[name].local if name in self._named else name
 
-    def dtype_of(self, name: str) -> str | None:
+    def declared_dtype(self, name: str) -> str | None:
         """Return the element type that the graph has under a name; None where it has no such tensor."""
         return self._named[name].site.dtype if name in self._named else None
 
@@ -109,13 +109,9 @@ class OnnxFormat(BySuffix):
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original(local) != local
 
-    def original(self, name: str) -> str:
+    def original_name(self, name: str) -> str:
         """Return a constant's name without what quantizers append to it."""
         return original(name)
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; there are no digests to verify."""

@@ -8,7 +8,7 @@ from typing import Any
 from ingot.core import checksums
 from ingot.core.wire import Hole, Range, length
 from ingot.errors import IntegrityError, UnsupportedError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.onnx.layout import Entry, Layout, TensorPlan
 from ingot.formats.onnx.reader import part_of
 from ingot.formats.onnx.template import Template
@@ -37,7 +37,7 @@ def model_size(name: str, artifact: Artifact, options: WriteOptions) -> int:
     return layout.size + sum(layout.ends.values())
 
 
-class OnnxWriter:
+class OnnxWriter(FormatWriter):
     """A ``FormatWriter`` into the graph that is attached; raises as ``template_of`` and ``Layout``."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
@@ -21,16 +21,16 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 
-class SafetensorsFormat:
+class SafetensorsFormat(Format):
     """Dense tensors in one file, or in shards under an index (spec/safetensors.md); sparse patches of a base
     (spec/sparse_patch.md)."""
 
     name = "safetensors"
     suffixes: tuple[str, ...] = (SUFFIX, INDEX_SUFFIX)
     summary = "dense tensors, one file or shards with an index (Hugging Face)"
-    digests = False
-    shards = True
-    attachments: tuple[str, ...] = ()
+    traits = FormatTraits(
+        shards=True,
+    )
     per_tensor = 512  # of the header, where entries lie, and of the report, with room to grow
     served = True
     """Whether vLLM runs folders of it."""
@@ -60,10 +60,6 @@ class SafetensorsFormat:
         """Return the entries that a tensor takes in a file (``Carrier``)."""
         return pieces(spec)
 
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
-
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate and locate; only a sparse patch has digests to verify, and is read as a delta."""
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
@@ -85,7 +81,7 @@ class SafetensorsFormat:
         }
 
     def file_name(self, stem: str) -> str:
-        """Return ``stem.safetensors``."""
+        """Return ``stem.safetensors``: dialects, which have no suffix, use it too."""
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:

@@ -14,7 +14,7 @@ from ingot.core import checksums, manifest_digest
 from ingot.core.columns import Rows
 from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.by_many import Place, Read, crc_record
 from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
@@ -187,8 +187,8 @@ class Shard:
             sink.close()
 
 
-class SafetensorsWriter:
-    """A ``FormatWriter`` and ``LateMetadata``; what ``carrier`` carries, one file or shards with an index.
+class SafetensorsWriter(FormatWriter):
+    """A writer of what ``carrier`` carries, one file or shards with an index.
 
     A shard is complete with its last tensor; headers of sparse patches are written at the end, since they tell what
     base and result are.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.single import SingleFile
 from ingot.formats.squizd.carry import compacted, name_refusal, refusal, undescribed
 from ingot.formats.squizd.layout import MAGIC
@@ -23,17 +24,18 @@ class SquizdFormat(SingleFile):
     name = "squizd"
     suffixes: tuple[str, ...] = (".squizd",)
     summary = "SQUIZD 1: one compressed encoding per file, draft head and Core ML package inside"
-    digests = True
-    shards = False
-    attachments: tuple[str, ...] = ("draft", "coreml")
-    even_groups = ()
-    one_group = False
+    traits = FormatTraits(
+        digests=True,
+        attachments=("draft", "coreml"),
+        group_sizes=(),
+        full_size=True,
+    )
     per_tensor = 640  # of the directory, of layers, and of the report, with room to grow
 
     def __init__(self, *, compact: bool = False) -> None:
-        self.full_size = not compact
+        self.traits = replace(type(self).traits, full_size=not compact)
 
-    def compacting(self) -> SquizdFormat:
+    def compacted(self) -> SquizdFormat:
         """Return the format that stores what is left of pruned matrices: smaller, and for readers of ``TDIR`` alone."""
         return SquizdFormat(compact=True)
 
@@ -42,7 +44,7 @@ class SquizdFormat(SingleFile):
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
     def refuses(self, spec: TensorSpec) -> str | None:
-        return refusal(spec) or undescribed(spec) or (compacted(spec) if self.full_size else None)
+        return refusal(spec) or undescribed(spec) or (compacted(spec) if self.traits.full_size else None)
 
     def refuses_name(self, name: str) -> str | None:
         """What has no form in UTF-8."""

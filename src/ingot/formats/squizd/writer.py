@@ -9,7 +9,7 @@ from typing import Any
 from ingot.core.blocks import block_count
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
-from ingot.formats.base import WriteOptions
+from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
@@ -34,7 +34,7 @@ from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec, kinds_of
 
 
-class SquizdWriter:
+class SquizdWriter(FormatWriter):
     """A ``FormatWriter`` of one ``.squizd`` file.
 
     Raises ``UnsupportedError`` ``squizd.carry``, ``squizd.mixed-encodings``, ``squizd.mixed-blocks`` or

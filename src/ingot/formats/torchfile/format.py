@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ingot.core.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.foreign import LEGACY_TORCH, TORCH_SUFFIXES, ZIP
 from ingot.formats.torchfile.reader import File, open_file, tensors_of
 from ingot.model.artifact import Artifact
@@ -28,16 +28,15 @@ _UNREAD = "it lies outside of the state dict, or deeper in it"
 _WHY = "torch's own files are only read: safetensors holds the same and runs nothing"
 
 
-class TorchFormat:
+class TorchFormat(Format):
     """Dense tensors as ``torch.save`` writes them."""
 
     name = "torch"
     suffixes: tuple[str, ...] = (*TORCH_SUFFIXES, INDEX_SUFFIX)
     summary = "dense tensors that torch.save wrote (.bin, .pt), one file or shards; read only, by torch itself"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
-    last_resort = True
+    traits = FormatTraits(
+        last_resort=True,
+    )
 
     def claims(self, name: str, head: bytes) -> bool:
         """By the suffix, of a zip archive or of what torch wrote before it wrote zips; or an index."""
@@ -59,10 +58,6 @@ class TorchFormat:
     def refuses(self, spec: TensorSpec) -> str | None:
         """Everything: there is no writer."""
         return _WHY
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Have torch map the file, or all shards of an index, and take its tensors.
@@ -100,10 +95,6 @@ class TorchFormat:
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """There is no place for metadata."""
         return {}
-
-    def file_name(self, stem: str) -> str:
-        """The file's name."""
-        return stem + TORCH_SUFFIXES[0]
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
         """Nothing is written: raises ``UnsupportedError`` ``torchfile.read-only``."""

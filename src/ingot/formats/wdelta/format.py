@@ -24,9 +24,6 @@ class WdeltaFormat(SingleFile):
     name = "wdelta"
     suffixes: tuple[str, ...] = (".wdelta",)
     summary = "differences to a base: sparse, 1 bit, 4 bit (deltatensors)"
-    digests = False
-    shards = False
-    attachments: tuple[str, ...] = ()
     per_tensor = 1536  # of errors that were measured and of the report, with room to grow
 
     def claims(self, name: str, head: bytes) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import FormatWriter
 from ingot.formats.many import SMALL, add_in_pieces
 from ingot.formats.order import Order
 from ingot.formats.wdelta.carry import change_refusal, name_refusal, refusal
@@ -79,8 +80,8 @@ def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaIn
     return info
 
 
-class WdeltaWriter:
-    """A ``FormatWriter`` and ``LateMetadata`` of one ``.wdelta`` file; records in the order of the specs.
+class WdeltaWriter(FormatWriter):
+    """A writer of one ``.wdelta`` file; records in the order of the specs.
 
     ``metadata`` must hold the description of the delta. The parent hash, and other identities, may be placeholders of
     the same length until ``amend``. Errors as ``header_size``.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.single import SingleFile
 from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
 from ingot.formats.zt.reader import read_catalog, with_receipt
@@ -21,13 +19,14 @@ class ZtFormat(SingleFile):
     name = "zt"
     suffixes: tuple[str, ...] = (".zt",)
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
-    digests = True
-    keeps_attributes = True
-    shards = False
-    attachments: tuple[str, ...] = ()
-    encodings: tuple[str, ...] = ("zstd",)
+    traits = FormatTraits(
+        digests=True,
+        encodings=("zstd",),
+        containers={"1": "zt", "2": "zt2"},
+        keeps_attributes=True,
+        carries_receipt=True,
+    )
     per_tensor = 512  # of the manifest and of the report, with room to grow
-    containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix where the magic is not container version 2's: then ``read`` says what is wrong."""
@@ -35,10 +34,6 @@ class ZtFormat(SingleFile):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec)
-
-    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do."""
-        return range(len(specs))
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         return read_catalog(source, name, verify=verify)

@@ -15,6 +15,7 @@ from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, stand_in
 from ingot.core.encodings import compress_frame
 from ingot.errors import UsageError
+from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Place, Read, read_place
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
@@ -42,7 +43,7 @@ class _Blob:
         return Blob(self.offset or 0, self.length, self.digests.digest, self.digests.chunks)
 
 
-class ZtWriter:
+class ZtWriter(FormatWriter):
     """Writes one ``.zt`` file into a sink; implements ``FormatWriter``.
 
     Parameters

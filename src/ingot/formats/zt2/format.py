@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ingot.core.encodings import SEEKABLE
-from ingot.formats.base import Catalog, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.single import BySuffix
 from ingot.formats.zt2.layout import FOOTER, MAGIC
 from ingot.formats.zt2.manifest import stated
@@ -33,15 +33,18 @@ class Zt2Format(BySuffix):
     name = "zt2"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "zTensor container 2: all codecs, page alignment, shards, overlays, xxh3"
-    digests = True
-    keeps_attributes = True
-    shards = True
-    splits_on_request = True
-    attachments: tuple[str, ...] = ()
-    encodings: tuple[str, ...] = (SEEKABLE,)
-    stores_once = True
+    traits = FormatTraits(
+        digests=True,
+        shards=True,
+        shards_on_request=True,
+        encodings=(SEEKABLE,),
+        containers={"1": "zt", "2": "zt2"},
+        keeps_attributes=True,
+        deduplicates=True,
+        looks_inside=True,
+        overlays=True,
+    )
     per_tensor = 640  # of the manifest, where blobs lie, and of the report, with room to grow
-    containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic: version 1 has the same suffix."""
@@ -98,7 +101,7 @@ class Zt2Format(BySuffix):
         """Bytes of the files; fewer where parts turn out to be equal."""
         return size_of(artifact, split(artifact.tensors, options.max_shard), options.digest)
 
-    def over(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:
+    def overlay(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:
         """Return the format of files called ``target`` that refer to the parts of the file ``name``.
 
         ``digest`` is the kind that tells the base from another: it is computed when an overlay is written. Errors as of
@@ -124,9 +127,8 @@ class Zt2Overlay(Zt2Format):
 
     base: Base
 
-    @property
-    def identity(self) -> str:
-        """What tells the base from another: the checksum of its manifest, and what that says of other files."""
+    def base_identity(self) -> str:
+        """Return what tells the base from another: the checksum of its manifest, and what that says of other files."""
         return self.base.identity
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.core.checksums import digest as digest_of
 from ingot.errors import UsageError
+from ingot.formats.base import FormatWriter
 from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.rules import check_names
@@ -65,7 +66,7 @@ def _label(index: int) -> str:
     return f"{index + 1:05}"
 
 
-class Zt2ShardsWriter:
+class Zt2ShardsWriter(FormatWriter):
     """Writes shards one after the other, each by a ``Zt2Writer``, and the manifest last; implements ``FormatWriter``.
 
     Parameters

@@ -13,6 +13,7 @@ from typing import Any
 
 from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.base import FormatWriter
 from ingot.formats.entry_template import EntryTemplate
 from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
@@ -66,7 +67,7 @@ class _Writing:
         return None if self._digest is None else self._digest.text()
 
 
-class Zt2Writer:
+class Zt2Writer(FormatWriter):
     """Writes one file into a sink; implements ``FormatWriter``.
 
     Parameters

@@ -80,14 +80,6 @@ def is_rows_first(layout: Layout) -> bool:
     return bool(getattr(layout, "rows_first", False))
 
 
-@runtime_checkable
-class InSteps(Protocol):
-    """A layout whose values are a product and then a sum, in numbers of less bits than f32: who computes in their type
-    rounds twice."""
-
-    in_steps: bool
-
-
 @dataclass(frozen=True, slots=True)
 class OtherLayout:
     """The layout of a codec that only that codec's own family looks into, or that Ingot does not know."""

@@ -66,7 +66,7 @@ class Opened:
         A tensor of f16 keeps its codec where an operation of the program's opset says the same; all others become f16.
         """
         started = time.perf_counter()
-        format = CoremlFormat().fit(view.attachments)
+        format = CoremlFormat().for_attachments(view.attachments)
         recipe = _recipe([name for name in view if format.refuses(view[name].spec()) is None])
         plan = plan_conversion(view, CoremlFormat(), PlanRequest(recipe, allow_requantize=True))
         resources = Resources(execution.max_ram, None, Progress(plan.in_bytes, execution.progress))

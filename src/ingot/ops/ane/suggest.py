@@ -15,7 +15,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.options import takes
 from ingot.engine.specs import encoded_spec
 from ingot.errors import IngotError, UsageError
-from ingot.formats.base import Fitting, Format
+from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
@@ -143,7 +143,7 @@ def _program(checkpoint: Checkpoint) -> Format | None:
     if checkpoint.attachments.program is None:
         return None
     format = FORMATS[checkpoint.format]
-    return format.fit(checkpoint.attachments) if isinstance(format, Fitting) else None
+    return format.for_attachments(checkpoint.attachments) if "program" in format.traits.attachments else None
 
 
 def _pick(

@@ -311,7 +311,7 @@ def _comes_back(tensor: Tensor, wanted: Change) -> bool:
 
 def _is_small(name: str, tensor: Tensor) -> bool:
     """Whether llama.cpp keeps a tensor in f32, by its name there."""
-    small = GgufFormat().exempt(name, tensor.shape) is not None
+    small = GgufFormat().required_dtype(name, tensor.shape) is not None
     return small and tensor.codec == DenseLayout.codec and tensor.dtype in _FLOATS
 
 

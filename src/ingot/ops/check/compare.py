@@ -20,7 +20,6 @@ from ingot.core.progress import Progress, ProgressCallback
 from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
-from ingot.formats.base import Renamed
 from ingot.formats.table import FORMATS
 from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
@@ -317,7 +316,7 @@ def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
         format, found = FORMATS[checkpoint.format], dict[str, list[str]]()
         for name in checkpoint:
             if name not in other:
-                found.setdefault(format.original(name) if isinstance(format, Renamed) else name, []).append(name)
+                found.setdefault(format.original_name(name), []).append(name)
         sides.append(found)
     return {
         names[0]: sides[1][key][0] for key, names in sides[0].items() if len(names) == len(sides[1].get(key, ())) == 1

@@ -14,7 +14,7 @@ from typing import Any
 from ingot.core.parallel import go_on
 from ingot.core.progress import ProgressCallback
 from ingot.errors import IngotError
-from ingot.formats.base import CarriesReceipt
+from ingot.formats.base import Format
 from ingot.model.ranges import read_bytes
 from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extended, read_or_none
 from ingot.model.seal import SUFFIX as SEALS
@@ -108,14 +108,14 @@ def _beside(source: Source) -> str:
     return source.store.url_of(_name(source)) + SUFFIX
 
 
-def _inside(source: Source) -> CarriesReceipt | None:
+def _inside(source: Source) -> Format | None:
     """Return the format that can put a receipt into the file; None where it is to lie beside it."""
     one = [*source.catalog.headers] == [source.entry] and len(source.catalog.sources) == 1
     sealed = source.store.exists(source.entry + SEALS) if one else True
-    return source.format if isinstance(source.format, CarriesReceipt) and one and not sealed else None
+    return source.format if source.format.traits.carries_receipt and one and not sealed else None
 
 
-def _rewritten(source: Source, format: CarriesReceipt, text: str) -> str:
+def _rewritten(source: Source, format: Format, text: str) -> str:
     """Replace the file by one that carries a receipt, in one step."""
     file = source.catalog.sources[0]
     kept, ending = format.with_receipt(file, text)

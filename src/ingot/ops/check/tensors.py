@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ingot.codecs.base import ChecksStored, Codec
+from ingot.codecs.base import Codec
 from ingot.codecs.dense.codec import require_bool
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
@@ -133,7 +133,7 @@ def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
     """Run the decoder over all rows in chunks: index values, scales."""
     matrix = matrix_of(tensor)
     odd = 0
-    if isinstance(codec, ChecksStored):
+    if codec.checks_stored:
         pieces = codec.stored(tensor)
     else:
         pieces = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))

@@ -7,7 +7,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from os import fspath
 
-from ingot.codecs.base import ChecksStored
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
@@ -137,7 +136,7 @@ def examine(
     if source.catalog.check_whole is not None:
         message = "one digest covers the file: a tensor that is read alone is not checked against it"
         findings.append(Finding("note", "format.whole-digest", path, message))
-    elif not source.format.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
+    elif not source.format.traits.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in shown]
@@ -158,7 +157,7 @@ def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTe
     except ResourceError as error:
         yield finding_of(error, source.location)
         return
-    silent = None if source.format.digests else NO_DIGEST
+    silent = None if source.format.traits.digests else NO_DIGEST
     total = sum(count * tensor.nbytes for tensor, count in zip(kinds, counts, strict=True))
     for findings in by_tensor(many, Progress(total, progress), silent):
         yield from (item for item in findings if item.rule != silent)
@@ -169,11 +168,9 @@ def _decoded(tensors: Sequence[Tensor], counts: Sequence[int]) -> tuple[list[Ten
     however large it is."""
     found: list[Tensor] = []
     of_each: list[int] = []
-    stored = dict[str, bool]()  # asked once: protocols are slow to ask for
     for tensor, count in zip(tensors, counts, strict=True):
-        if tensor.codec not in stored:
-            stored[tensor.codec] = isinstance(CODECS.get(tensor.codec), ChecksStored)
-        if stored[tensor.codec]:
+        codec = CODECS.get(tensor.codec)
+        if codec is not None and codec.checks_stored:
             continue
         with suppress(IngotError):  # said when the tensor's turn comes
             found.append(stored_matrix(tensor) if tensor.codec == PRUNED else tensor)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ingot.core.atomic import TakesOver
 from ingot.core.progress import Progress
 from ingot.core.structs import warm
 from ingot.engine.cluster import messages
@@ -134,7 +133,7 @@ def distribute(
     folder = share(staging.share(), create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
-    in_full = _files_in_full(plan, target) if isinstance(staging, TakesOver) else None
+    in_full = _files_in_full(plan, target) if staging.takes_over else None
     hashed = [observer.points(step) for step in plan.steps]
     is_shared = files is not None and in_full is None
     checks = ResultCheck(plan, target, hashed, folder, key, shared=is_shared, in_full=in_full is not None)
@@ -154,7 +153,6 @@ def distribute(
 
     def beside(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
         if in_full is not None:
-            assert isinstance(staging, TakesOver)
             staging.take_over(runner.files)
         return target.beside(destination, written)
 

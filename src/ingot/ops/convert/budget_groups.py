@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ingot.core.names import role_of
 from ingot.engine.work import Step
-from ingot.formats.base import ConfigKeys, Format, OneHead
+from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.architectures.translated import holds_a_model
 from ingot.ops.convert.packed_layers import MERGED, without_expert
@@ -191,4 +191,4 @@ def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str
 
 def _fuses(format: Format) -> bool:
     """Whether programs that read the format multiply by several matrices as one."""
-    return isinstance(format, ConfigKeys) and not isinstance(format, OneHead)
+    return bool(format.traits.config_keys) and not format.traits.one_head

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from ingot.codecs.base import Encoder, repack
+from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.reach import AUTO, merged, named, reaching
-from ingot.codecs.reach import RULE as UNDERFLOW
+from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
+from ingot.codecs.range_probe import RULE as UNDERFLOW
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks
 from ingot.core.dtypes import DTYPES
@@ -19,7 +19,7 @@ from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.accepts import accepts, as_laid, encoding_in
-from ingot.formats.base import EvenGroups, FixedScales, Format, FullSize
+from ingot.formats.base import Format
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -65,7 +65,7 @@ class Asked:
 
 def full_size(format: Format) -> bool:
     """Whether a format wants pruned matrices in their full size."""
-    return isinstance(format, FullSize) and format.full_size
+    return format.traits.full_size
 
 
 def encode(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: Asked) -> Step:
@@ -133,7 +133,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         spec, rule = specified(encoder), rule + taken[1]
     if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
-    encoder, more = reaching(
+    encoder, more = resolve_range(
         encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
     )
     if more:
@@ -166,7 +166,7 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
         return None
     for layout in alternatives(tensor.layout, tensor):
         if layout.codec == spec.codec and as_laid(tensor.spec(), layout) == spec:
-            found = repack(CODECS[tensor.codec], tensor, layout)
+            found = CODECS[tensor.codec].repack(tensor, layout)
             return Repack(tensor, spec, rule=rule, repack=found) if found.exact else None
     return None
 
@@ -195,12 +195,13 @@ def _instead(
     zeros: list[dict[str, object]] = [{}, middle] if symmetric else [{}]
     yield from (({**options, **zero, **packing}, "") for zero in zeros for packing in packings)
     group = encoder.params.get("group_size")
-    if isinstance(format, EvenGroups) and group is not None:
-        even, label = _even_group(group, cols, format.even_groups)
-        size = "row" if even == cols and not format.even_groups else even
+    sizes = format.traits.group_sizes
+    if sizes is not None and group is not None:
+        even, label = _even_group(group, cols, sizes)
+        size = "row" if even == cols and not sizes else even
         forms = [{**zero, **packing} for zero in zeros for packing in packings if even]
         yield from (({**options, **form, "group": size}, label) for form in forms)
-    if isinstance(format, FixedScales):
+    if format.traits.fixed_scales:
         own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
         yield from (({**options, **own, **zero, **packing}, "") for zero in zeros for packing in packings)
 

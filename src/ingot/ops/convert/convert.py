@@ -19,7 +19,6 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.errors import UsageError
-from ingot.formats.base import ConfigKeys, FitsSource, OneHead, ReadsConfig
 from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
 from ingot.model import bytesource
 from ingot.model.account import Account
@@ -266,14 +265,14 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
 
 def for_source(target: Destination, source: Source) -> Destination:
     """Return the destination with the format for weights of this source."""
-    if not isinstance(target.format, FitsSource):
+    if not target.format.traits.config_keys:
         return target
     return replace(target, format=target.format.for_source(source.config()))
 
 
 def _read_narrower(plan: ConvertPlan) -> str:
     """Tell of numbers that are kept exactly, and that readers of the target round to the type of their scales."""
-    if not isinstance(plan.format, ConfigKeys):
+    if not plan.format.traits.config_keys:
         return ""
     counts: Counter[tuple[str, str]] = Counter()
     for step, count in by_kind(plan.steps):
@@ -293,7 +292,7 @@ def with_config(
     plan: ConvertPlan, source: Source, checkpoint: Checkpoint, place: Destination, *, untie: bool
 ) -> ConvertPlan:
     """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
-    if not (isinstance(place.format, ConfigKeys) and place.directory):
+    if not (place.format.traits.config_keys and place.directory):
         return plan
     config = changed_config(checkpoint.companions, _config_change(source, plan, untie=untie))
     return replace(plan, config=_completed(config, source))
@@ -301,7 +300,7 @@ def with_config(
 
 def _completed(config: bytes | None, source: Source) -> bytes | None:
     """Return a ``config.json`` with what another file of the source says of packing."""
-    if config is None or not isinstance(source.format, ReadsConfig):
+    if config is None or not source.format.traits.config_keys:
         return config
     own = parse_config(config, "companions.config", source.location)
     more = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in own}
@@ -310,7 +309,7 @@ def _completed(config: bytes | None, source: Source) -> bytes | None:
 
 def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
     """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
-    if not (isinstance(target.format, OneHead) and target.directory and source.is_folder):
+    if not (target.format.traits.one_head and target.directory and source.is_folder):
         return Tied()
     return untangle(source.config(), checkpoint)
 
@@ -324,7 +323,7 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
         refuse_adapter(source)
     dialect = source.dialect()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
-    travels = target.directory and source.is_folder and not isinstance(target.format, ConfigKeys)
+    travels = target.directory and source.is_folder and not target.format.traits.config_keys
     if dialect is not None and not (as_stored and travels):
         raise dialect.refusal()
 
@@ -368,15 +367,14 @@ def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence
 
 def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return the companions without files that describe how a folder was packed, if it is packed otherwise now."""
-    if not isinstance(source.format, ConfigKeys):
+    if not source.format.traits.config_keys:
         return checkpoint.companions
     return {name: path for name, path in checkpoint.companions.items() if name not in PACKING_FILES}
 
 
 def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
     """Return what the plan makes untrue in ``config.json``; keys of its own are the format's to replace."""
-    packed = source.format
-    drop = packed.config_keys if isinstance(packed, ConfigKeys) and not isinstance(plan.format, ConfigKeys) else ()
+    drop = () if plan.format.traits.config_keys else source.format.traits.config_keys
     return ConfigChange(drop, *retyped(plan.steps), untie)
 
 

@@ -8,7 +8,6 @@ from ingot.codecs.base import GRADES, IN_F32, IN_TYPE, INTEGERS, SCALES
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
 from ingot.formats.base import Format
-from ingot.formats.usage import RoundsSteps
 from ingot.model.report import Counts, Texts
 
 _SAID: Mapping[str, str] = {
@@ -26,7 +25,7 @@ def equality(step: Step, format: Format, inexact: Collection[str]) -> Texts | No
     """
     if not isinstance(step, Repack):
         return None
-    found = step.repack.equal(steps=isinstance(format, RoundsSteps) and format.rounds_steps)
+    found = step.repack.equal(steps=format.traits.rounds_steps)
     return [grade for grade in found if grade != IN_F32 or step.spec.name not in inexact]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ingot.codecs.table import CODECS
-from ingot.formats.base import ConfigKeys, Format
+from ingot.formats.base import Format
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.onnx.forms import BLOCKS
@@ -43,7 +43,7 @@ def as_graph(
     """
     if not isinstance(place.format, OnnxFormat) or view.attachments.graph is None:
         return view
-    format = place.format.fit(view.attachments)
+    format = place.format.for_attachments(view.attachments)
     names = _planned(view, format, planned) if planned else _wanted(view, format, recipe, requantize=requantize)
     return turn(view, names) if names else view
 
@@ -90,10 +90,10 @@ def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
     """
     if view.format != OnnxFormat.name or not _goes_by_names(place.format):
         return view
-    format = OnnxFormat().fit(view.attachments)
+    format = OnnxFormat().for_attachments(view.attachments)
     coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
-    wanted = {name: _weight(format.original(name), view.called.get(name)) for name in packed}
+    wanted = {name: _weight(format.original_name(name), view.called.get(name)) for name in packed}
     counts = Counter(wanted.values())
     names = {name: new for name, new in wanted.items() if (new == name or new not in view) and counts[new] == 1}
     turned = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
@@ -108,7 +108,7 @@ def _weight(name: str, told: str | None) -> str:
 
 
 def _goes_by_names(format: Format) -> bool:
-    return isinstance(format, ConfigKeys) or format.name == GgufFormat.name
+    return bool(format.traits.config_keys) or format.name == GgufFormat.name
 
 
 def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
@@ -120,7 +120,7 @@ def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
     format = FORMATS[view.format]
     if not isinstance(format, OnnxFormat) or view.attachments.graph is None or _goes_by_names(FORMATS[other.format]):
         return view
-    format = format.fit(view.attachments)
+    format = format.for_attachments(view.attachments)
     found = {name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other}
     names = {
         name: dense

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
-from ingot.formats.base import Format, KeepsConstants
+from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
@@ -43,11 +43,9 @@ def without_effect(
 
 def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> list[str]:
     """Return a line for each reason why a program keeps tensors that a recipe would change."""
-    if not isinstance(format, KeepsConstants):
-        return []
     reasons: dict[str, list[str]] = {}
     for name, decision in decisions.items():
-        choice, reason = decision.choice, format.why_kept(name)
+        choice, reason = decision.choice, format.why_constant(name)
         plain = isinstance(choice, Choice) and choice.codec == DenseLayout.codec and not choice.options
         dense = plain and source[name].codec == DenseLayout.codec  # it is stored so already
         if choice is not None and reason is not None and not dense:

@@ -59,7 +59,7 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
     source = open_source(path, io="pread")
     try:
         graph = _opened(source, path)
-        matched = _Matched(checkpoint, graph, OnnxFormat().fit(graph.attachments))
+        matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
         makes, said = matched.makes(), [fspath(path), *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
@@ -117,7 +117,7 @@ class _Matched:
 
     def _keys(self, name: str) -> Iterator[str]:
         yield name
-        yield self._format.original(name)
+        yield self._format.original_name(name)
 
     def _named(self) -> Iterator[Pair]:
         places: dict[str, set[str]] = {}

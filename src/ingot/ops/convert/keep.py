@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ingot.codecs.base import repack
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES
 from ingot.core.retype import HOLDERS
@@ -11,7 +10,7 @@ from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.accepts import RAW, accepts, as_laid, recoded
-from ingot.formats.base import ConfigKeys, Format, Packs, StatesDtypes
+from ingot.formats.base import Format
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.families import alternatives
@@ -45,7 +44,7 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
     stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
-    foreign = is_rows_first(tensor.layout) and not isinstance(format, ConfigKeys)
+    foreign = is_rows_first(tensor.layout) and not format.traits.config_keys
     ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in recoded(format, spec)]
     for way in ways:
         if any(part.encoding != RAW for part in way.spec.parts):
@@ -53,7 +52,7 @@ def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     if tensor.codec not in CODECS or (stays is not None and not foreign):
         return stays or next(iter(ways), None)
     for layout, wanted in accepts(format, spec):
-        found = repack(CODECS[tensor.codec], tensor, layout)
+        found = CODECS[tensor.codec].repack(tensor, layout)
         if found.exact:
             told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
             return Repack(tensor, wanted, rule=told, repack=found)
@@ -75,7 +74,7 @@ def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
     reason = format.refuses(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    wanted = format.dtype_of(tensor.name) if isinstance(format, StatesDtypes) else None
+    wanted = format.declared_dtype(tensor.name)
     for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), wanted or tensor.dtype)):
         dense = _decoded(tensor, rule, dtype)
         reason = format.refuses(dense.spec)
@@ -92,7 +91,7 @@ def obstacle(tensor: Tensor, format: Format) -> str:
     """
     spec = tensor.spec()
     for layout, _ in accepts(format, spec) if tensor.codec in CODECS else ():
-        found = repack(CODECS[tensor.codec], tensor, layout)
+        found = CODECS[tensor.codec].repack(tensor, layout)
         if not found.exact:
             return found.why_not or ""
     return nearest_refusal(format, spec)
@@ -100,8 +99,7 @@ def obstacle(tensor: Tensor, format: Format) -> str:
 
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
     """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
-    carried = format.codecs if isinstance(format, Packs) else ()
-    forms = getattr(format, "forms", ())  # of words, where the codec has several
+    carried, forms = format.traits.packed_codecs, format.traits.word_forms
     others = [as_laid(spec, layout) for layout in alternatives(layout_of(spec), spec)]
     near = [other for other in (spec, *others) if other.codec in carried]
     nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.errors import CodecError, FormatError, IngotError, MissingExtraError, UnsupportedError, UsageError
-from ingot.formats.base import FitsSource, Fitting, Format
+from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -116,7 +116,7 @@ def matrix(options: MatrixOptions) -> Matrix:
         if dialect is not None:
             raise dialect.refusal()
         config, adapter = source.config(), adapter_of(source)
-        formats = [format.for_source(config) if isinstance(format, FitsSource) else format for format in formats]
+        formats = [format.for_source(config) for format in formats]
         found = {format.name: list(_ways(source, options, format, stack, adapter)) for format in formats}
     targets = [_target(name, ways) for name, ways in found.items()]
     return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])
@@ -137,7 +137,7 @@ def _ways(
         seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
         view = seen.checkpoint
         stack.callback(view.close)
-        format = format.fit(view.attachments) if isinstance(format, Fitting) else format
+        format = format.for_attachments(view.attachments)
     except (UnsupportedError, UsageError, FormatError, MissingExtraError) as error:
         for tensor in checkpoint.values():
             yield _refused(format, tensor, error)

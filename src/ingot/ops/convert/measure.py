@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder, empty
-from ingot.codecs.reach import reaching
+from ingot.codecs.range_probe import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.core import encodings
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
@@ -97,7 +97,7 @@ def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
     def made(options: Mapping[str, Any]) -> Encoder:
         return CODECS[choice.codec].encoder(_shape(tensor, rows), tensor.dtype, options)
 
-    encoder = reaching(made(choice.options), made, choice.options, [(0, rows)])[0]
+    encoder = resolve_range(made(choice.options), made, choice.options, [(0, rows)])[0]
     for _ in range(encoder.fit_passes):
         encoder.fit_pass(rows)
     return encoder

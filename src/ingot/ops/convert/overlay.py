@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot.errors import UsageError
-from ingot.formats.base import Overlays
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import Destination
 from ingot.stores.table import locate, location_of
@@ -27,7 +26,7 @@ def laid_over(place: Destination, options: ConvertOptions) -> Destination:
     if options.overlay is None:
         return place
     format = place.format
-    if not isinstance(format, Overlays) or place.directory:
+    if not format.traits.overlays or place.directory:
         raise UsageError(
             f"expected one file of a format that refers to others, such as x.zt with --container 2; found a "
             f"{'folder' if place.directory else 'file'} of format {format.name}",
@@ -42,4 +41,4 @@ def laid_over(place: Destination, options: ConvertOptions) -> Destination:
             rule=_RULE,
             where=location_of(options.overlay),
         )
-    return replace(place, format=format.over(store, name, place.name, options.digest))
+    return replace(place, format=format.overlay(store, name, place.name, options.digest))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ingot.engine.steps import DECODED, Encode
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError
-from ingot.formats.base import EvenGroups, Format, PacksFolder
+from ingot.formats.base import Format
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
 from ingot.model.spec import TensorSpec
@@ -64,10 +64,10 @@ def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decisi
     ``general``: a preset made the decisions, or nothing did. A recipe of the user's own may pack a part of a merged
     matrix: then a note says that vLLM refuses it.
     """
-    if not isinstance(format, PacksFolder):
+    if not format.traits.packed_codecs:
         return PackedLayers(steps)
     notes = [*_smaller_groups(steps, format, decisions), *_decoded_layers(steps, format)]
-    if not format.merges:
+    if not format.traits.merges:
         return PackedLayers(steps, notes)
     merged = _share_scheme(steps, format, general=general)
     return PackedLayers(merged.steps, [*notes, *merged.notes, *_unlike_scales(merged.steps)])
@@ -89,26 +89,25 @@ def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
 
 def require_layers(steps: Sequence[Step], format: Format) -> None:
     """Raise ``UnsupportedError`` ``convert.nothing-packed`` if no layer of a folder for packed layers is packed."""
-    if not isinstance(format, PacksFolder) or not format.how_to_quantize or not len(steps):
+    if not format.traits.how_to_quantize or not len(steps):
         return
-    if any(step.spec.codec in format.codecs for step in steps):
+    if any(step.spec.codec in format.traits.packed_codecs for step in steps):
         return
     stored = [step for step in steps if step.action == DECODED]
     text = "the source is dense, and no recipe asks for packed layers"
     if stored:
         text = f"none of the {len(stored)} quantized tensors fits: {obstacle(stored[0].tensor, format)}"
     raise UnsupportedError(
-        f"nothing would be quantized in this {format.name} folder: {text}. To quantize: {format.how_to_quantize}. "
-        "For a plain copy: --format safetensors",
+        f"nothing would be quantized in this {format.name} folder: {text}. To quantize: "
+        f"{format.traits.how_to_quantize}. For a plain copy: --format safetensors",
         rule="convert.nothing-packed",
     )
 
 
 def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> PackedLayers:
-    assert isinstance(format, PacksFolder)
     shared, dense, differ = list(steps), 0, 0
     for indices in _merged(steps).values():
-        packed = [index for index in indices if steps[index].spec.codec in format.codecs]
+        packed = [index for index in indices if steps[index].spec.codec in format.traits.packed_codecs]
         others = [steps[index] for index in indices if index not in packed]
         lost = any(step.action == DECODED for step in others)
         encoded = general and all(isinstance(steps[index], Encode) for index in packed)
@@ -141,14 +140,14 @@ def _as_dense(step: Step, format: Format) -> Step:
     return keep(tensor, format, rule) if tensor.codec == DenseLayout.codec else decoded(tensor, format, rule)
 
 
-def _scheme(spec: TensorSpec, format: PacksFolder) -> Hashable:
+def _scheme(spec: TensorSpec, format: Format) -> Hashable:
     """Return what vLLM compares: bits and groups of integers, and what shares a scale of floats."""
-    return tuple(str(spec.params.get(key)) for key in _SCHEME) if spec.codec in format.codecs else None
+    return tuple(str(spec.params.get(key)) for key in _SCHEME) if spec.codec in format.traits.packed_codecs else None
 
 
 def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision]) -> Iterator[str]:
     """Say how many layers have smaller groups than the recipe asks for."""
-    if not isinstance(format, EvenGroups):
+    if format.traits.group_sizes is None:
         return
     counts: Counter[tuple[int, int, int]] = Counter()
     for step in steps:
@@ -163,7 +162,6 @@ def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[st
 
 def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
     """Say how many quantized layers are decoded although no rule asks for it, and why."""
-    assert isinstance(format, PacksFolder)
     lost = [step for step in steps if step.action == DECODED and step.rule == KEEP]
     by_layout: dict[Hashable, str] = {}
     reasons: Counter[str] = Counter()
@@ -177,7 +175,7 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
         usual = reasons.most_common(_MOST_REASONS)
         shown = "; ".join(f"{reason} ({count})" for reason, count in usual)
         others = len(lost) - sum(count for _, count in usual)
-        listing = f", named under {format.dense_key} of config.json" if format.dense_key else ""
+        listing = f", named under {format.traits.dense_key} of config.json" if format.traits.dense_key else ""
         more = f"; other reasons ({others})" if others else ""
         yield f"{len(lost)} quantized layers are decoded and stay dense{listing}: {shown}{more}"
 

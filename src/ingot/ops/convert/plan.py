@@ -21,12 +21,7 @@ from ingot.engine.steps import Encode, Move
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
-    Exempting,
-    Fitting,
     Format,
-    FullSize,
-    KeepsConstants,
-    PacksFolder,
     WriteOptions,
 )
 from ingot.formats.many import refusing
@@ -86,10 +81,9 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
     UsageError
         A lossy codec on tensors that are already quantized, without ``allow_requantize``.
     """
-    if isinstance(format, Fitting):
-        format = format.fit(source.attachments)
-    if isinstance(format, FullSize) and request.options.compact:
-        format = format.compacting()
+    format = format.for_attachments(source.attachments)
+    if request.options.compact:
+        format = format.compacted()
     layer_count = layers_of(source)
     asked = Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
@@ -130,7 +124,7 @@ def _settled(
     steps: Steps, source: Checkpoint, format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
 ) -> tuple[Steps, Sequence[str]]:
     """Return the steps as the programs take them that read a folder of packed layers, and notes for the report."""
-    if not isinstance(format, PacksFolder):
+    if not format.traits.packed_codecs:
         return steps, ()
     before = list(steps)
     layers = settle(before, format, decisions, general=recipe is None or recipe.general)
@@ -220,7 +214,7 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
     rule, choice = decision.rule_label, decision.choice
     if choice is not None and _is_exempt(tensor, format):
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
-    reason = format.why_kept(tensor.name) if choice is not None and isinstance(format, KeepsConstants) else None
+    reason = format.why_constant(tensor.name) if choice is not None else None
     if reason is not None:
         return keep(tensor, format, f"{rule} (kept: {reason})")
     if isinstance(choice, Measured):
@@ -242,9 +236,7 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
 
 def _is_exempt(tensor: Tensor, format: Format) -> bool:
     """Whether the programs that read the format take this tensor only as it is."""
-    if tensor.codec != DenseLayout.codec or not isinstance(format, Exempting):
-        return False
-    return tensor.dtype == format.exempt(tensor.name, tensor.shape)
+    return tensor.codec == DenseLayout.codec and tensor.dtype == format.required_dtype(tensor.name, tensor.shape)
 
 
 def _measured_step(item: _Open, format: Format, asked: Asked) -> Step:

@@ -21,7 +21,7 @@ from ingot.engine.bind import StepData, bound_steps, specs_of
 from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.base import Fitting, Format, FormatWriter, FullSize, WriteOptions
+from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Account, Omission
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
@@ -343,8 +343,8 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
-        format = place.format.fit(checkpoint.attachments) if isinstance(place.format, Fitting) else place.format
-        format = format.compacting() if isinstance(format, FullSize) and writing.compact else format
+        format = place.format.for_attachments(checkpoint.attachments)
+        format = format.compacted() if writing.compact else format
         return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
     except BaseException:
         close()

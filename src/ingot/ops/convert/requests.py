@@ -8,7 +8,7 @@ from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.core.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
-from ingot.formats.base import Overlay, SplitsOnRequest, WriteOptions
+from ingot.formats.base import WriteOptions
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import Destination
 
@@ -28,14 +28,15 @@ def within(options: ConvertOptions) -> ConvertOptions:
 def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
     """Return what is asked of the writer; raises ``UsageError`` ``convert.shard``."""
     shard = options.max_shard
-    if shard is not None and not (target.directory and target.format.shards):
+    if shard is not None and not (target.directory and target.format.traits.shards):
         raise UsageError(
             f"expected a folder as destination and a format that shards, found format {target.format.name}",
             rule="convert.shard",
             where=target.location,
         )
-    usual = DEFAULT_SHARD if target.directory and not isinstance(target.format, SplitsOnRequest) else None
+    usual = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     size = usual if shard is None else parse_size(shard)
     compact, beside = options.prune_compact, target.directory
-    base = target.format.identity if isinstance(target.format, Overlay) else None
-    return WriteOptions(digest=options.digest, max_shard=size, compact=compact, beside=beside, base=base)
+    return WriteOptions(
+        digest=options.digest, max_shard=size, compact=compact, beside=beside, base=target.format.base_identity()
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ingot.core.config import CONFIG
 from ingot.engine.execute import Executed
-from ingot.formats.usage import PROMPT, Made, Runnable, in_python
+from ingot.formats.usage import PROMPT, Made, in_python
 from ingot.model.lazy import as_many
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.destination import Destination
@@ -60,7 +60,7 @@ def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, sour
         plan.metadata,
     )
     found: list[Sequence[str]] = []
-    if isinstance(plan.format, Runnable) and place.is_local:
+    if place.is_local:
         found += plan.format.commands(made)
     if made.generates:
         found.append(("ingot", "generate", path, PROMPT))

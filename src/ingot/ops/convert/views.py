@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import EvenGroups
 from ingot.formats.dialects.mlx import MlxFormat
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
@@ -96,7 +95,7 @@ def viewed(
     view = done.checkpoint
     if options.importance is not None:
         view = weigh(view, read_importance(options.importance, view))
-    stay = [kind for kind in view.attachments.kinds() if kind not in format.attachments]
+    stay = [kind for kind in view.attachments.kinds() if kind not in format.traits.attachments]
     if stay:
         view = detach(view, stay)
     if view.attachments.draft is not None and "draft" not in paths:
@@ -111,7 +110,8 @@ def viewed(
     view = as_graph(view, place, recipe, planned, requantize=options.allow_requantize)
     there = _as_gguf(view, place, options)
     view = there.checkpoint
-    groups = smaller_groups(view, format.even_groups, one=format.one_group) if isinstance(format, EvenGroups) else {}
+    sizes = format.traits.group_sizes
+    groups = {} if sizes is None else smaller_groups(view, sizes, one=format.traits.one_group)
     view = regroup(view, groups) if groups else view
     behind = [f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in stay if kind not in WITH_WEIGHTS]
     behind += [stays] if stays else []

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta.base import delta_codec, difference, widened
-from ingot.codecs.reach import reaching
+from ingot.codecs.range_probe import resolve_range
 from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.core import encodings
@@ -216,7 +216,7 @@ def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Tria
 
     try:
         encoder = made(storage.options)
-        encoder, _ = reaching(encoder, made, storage.options, [(0, delta)])
+        encoder, _ = resolve_range(encoder, made, storage.options, [(0, delta)])
         for _ in range(encoder.fit_passes):
             encoder.fit_pass(delta)
         parts = encoder.encode(delta)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ingot.codecs.delta.base import DELTAS, delta_codec, fits
+from ingot.codecs.delta.base import DELTAS, delta_codec
 from ingot.codecs.delta.rows import added_dtype
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.dtypes import DTYPES
@@ -204,7 +204,7 @@ def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> Non
 
 def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
     dtype, codec = change.dtype, delta_codec(tensor.codec)
-    if not fits(codec, tensor, shape):
+    if not codec.fits(tensor, shape):
         raise _wrong_base(f"shape {list(tensor.shape)}", str(list(shape)))
     codec.check(tensor)
     floats = {before.dtype, dtype} <= set(FLOATS)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.reach import Reaching, merged, reaching
+from ingot.codecs.range_probe import merged, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.structs import warm
 from ingot.engine.bind import StepData
@@ -67,7 +67,7 @@ class Drafted:
     @property
     def settled(self) -> bool:
         """Whether every tensor that is like this one has such a step, whatever its values are."""
-        looks = isinstance(self.step, Diff) and _looks(self.step.encoder)
+        looks = isinstance(self.step, Diff) and self.step.encoder.observes()
         return self.repeats and not self.by_values and not looks
 
 
@@ -172,8 +172,8 @@ class Draft:
                 raise
             return self._whole(tensor)
         more: Mapping[str, Any] = {}
-        if _looks(encoder):
-            encoder, more = reaching(encoder, made, options, _differences(base, tensor))
+        if encoder.observes():
+            encoder, more = resolve_range(encoder, made, options, _differences(base, tensor))
             options = merged(options, more)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
@@ -226,11 +226,6 @@ def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
 def refused(container: str, reason: str) -> UnsupportedError:
     """Return the refusal ``delta.container``."""
     return UnsupportedError(f"{container} cannot carry this: {reason}", rule="delta.container")
-
-
-def _looks(encoder: DeltaEncoder) -> bool:
-    """Whether an encoder is prepared by the values that it will get."""
-    return isinstance(encoder, Reaching) and (not isinstance(encoder, AdditiveEncoder) or encoder.looks)
 
 
 @dataclass(frozen=True, slots=True)

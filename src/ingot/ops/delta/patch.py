@@ -24,7 +24,7 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import Move
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import ConfigKeys, PacksFolder, WriteOptions
+from ingot.formats.base import WriteOptions
 from ingot.formats.dialects.base import PACKING_FILES, PACKING_KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.delta import KEY
@@ -100,9 +100,8 @@ def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
     target = destination(out, format)
     if not target.directory or format is not None:
         return target
-    packs = isinstance(base.format, ConfigKeys) and not (
-        isinstance(base.format, PacksFolder) and not base.format.how_to_quantize
-    )
+    traits = base.format.traits
+    packs = traits.config_keys and not (traits.packed_codecs and not traits.how_to_quantize)
     return destination(out, SafetensorsFormat.name if packs else base.format.name)
 
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingot.codecs.base import RowReader
-from ingot.codecs.delta.base import UndoingReader, delta_codec, fusible, widened
+from ingot.codecs.delta.base import delta_codec, fusible, widened
+from ingot.codecs.delta.flat import AddsByPieces
 from ingot.codecs.table import CODECS, DELTA_EXACT
 from ingot.core import checksums
 from ingot.core.buffers import scratch
@@ -131,7 +132,7 @@ class TensorUndo:
     def change(self, rows: Array, reader: RowReader) -> None:
         """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
         result, back = scratch(rows.shape, rows.dtype), scratch(rows.shape, rows.dtype)
-        if isinstance(reader, UndoingReader) and fusible(rows, result):
+        if isinstance(reader, AddsByPieces) and fusible(rows, result):
             reader.add_back_into(rows, result, back)
         else:
             added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
@@ -179,7 +180,7 @@ class TensorUndo:
 
 def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
     """Write ``rows`` less the next differences into ``out``."""
-    if isinstance(reader, UndoingReader) and fusible(rows, out):
+    if isinstance(reader, AddsByPieces) and fusible(rows, out):
         reader.subtract_from(rows, out)
         return
     added = scratch(rows.shape, np.float32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.core.dtypes import DTYPES
 from ingot.errors import IngotError
-from ingot.formats.base import Format, LastResort
+from ingot.formats.base import Format
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.foreign import HEAD
 from ingot.model.bytesource import ByteSource
@@ -76,7 +76,7 @@ def _locate(store: Store, name: str, found: Mapping[str, list[Segment]]) -> None
     opened, empty = _Opened(store), {other for other in found if not found[other]}
     try:
         format, entry = _detected(opened, name)
-        if isinstance(format, LastResort):
+        if format.traits.last_resort:
             return
         catalog = format.read(opened, entry, verify=False)
     except IngotError:

@@ -19,6 +19,7 @@ from ingot.ops.library.manifest import FORMAT, Manifest, file_of, parse_manifest
 from ingot.ops.library.objects import Objects, require_known
 from ingot.ops.library.remake import ArtifactStore
 from ingot.ops.library.tree import files_in
+from ingot.stores.scheme import Scheme
 from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
 from ingot.stores.table import from_url, location_of, share
 
@@ -105,7 +106,7 @@ class Place:
         return UsageError(f"expected a library, found {found}", rule="library.none", where=self.location)
 
 
-class LibraryScheme:
+class LibraryScheme(Scheme):
     """Addresses of artifacts in libraries; see above."""
 
     def store(self, text: str, io: str) -> Store:
@@ -134,10 +135,6 @@ class LibraryScheme:
         if any(file.name.startswith(f"{inside}/") for file in found.files):
             return ArtifactStore(store.objects, found, f"{url}/{quote(inside)}", inside), ""
         raise UsageError("expected an existing file, found none", rule="store.missing", where=text)
-
-    def location(self, text: str) -> str:
-        """Return the address as it is."""
-        return text
 
 
 def _split(place: Place, path: str) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.reach import RULE as UNDERFLOW
-from ingot.codecs.reach import reaching
+from ingot.codecs.range_probe import RULE as UNDERFLOW
+from ingot.codecs.range_probe import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.core.joining import Joining
 from ingot.core.options import takes
@@ -280,7 +280,7 @@ def _encode(matrix: Tensor, asked: Mapping[str, Any]) -> Encode:
         return codec.encoder(matrix.shape, matrix.dtype, options)
 
     if asked["scales"] != "f32":
-        reaching(made(asked), made, asked, first_values(matrix))  # refuses what is too small for the scales
+        resolve_range(made(asked), made, asked, first_values(matrix))  # refuses what is too small for the scales
     encoder = made(asked)
     spec = encoded_spec(matrix.name, matrix, encoder, "raw")
     return Encode(matrix, spec, ENCODED, "int4", exact=False, encoder=encoder, options=asked)

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.core import checksums
 from ingot.core.parallel import ordered
 from ingot.errors import IngotError
-from ingot.model.bytesource import Stamp, Stamped
+from ingot.model.bytesource import Stamp, StampedSource
 from ingot.model.store import Store
 
 _CHUNK = 8 << 20
@@ -121,7 +121,7 @@ def _state(store: Store, name: str) -> FileState:
             piece = buffer[: min(_CHUNK, source.size - start)]
             source.readinto(start, piece)
             hasher.update(piece)
-        stamp = source.stamp if isinstance(source, Stamped) else Stamp(source.size)
+        stamp = source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
     finally:
         source.close()
     return FileState(stamp.size, stamp.mtime_ns, stamp.ctime_ns, hasher.text())

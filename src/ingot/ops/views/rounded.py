@@ -13,6 +13,7 @@ import numpy as np
 from ingot.codecs.table import CODECS
 from ingot.core.floats import FLOATS, cast
 from ingot.core.parallel import default_workers
+from ingot.model.bytesource import DerivedSource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.layouts.dense import DenseLayout
@@ -218,7 +219,7 @@ def _tensor(work: _Work) -> Tensor:
     )
 
 
-class _Bytes:
+class _Bytes(DerivedSource):
     """One part of a rounded tensor as a ``ByteSource``."""
 
     mapped = False
@@ -233,13 +234,11 @@ class _Bytes:
     def readinto(self, offset: int, out: memoryview) -> None:
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
 
-    @property
-    def making(self) -> int:
-        """Memory that rounding takes."""
+    def computing_bytes(self) -> int:
+        """Return the memory that rounding takes."""
         return self._work.memory
 
-    @property
-    def lighter(self) -> str:
+    def memory_hint(self) -> str:
         return "calibrate with --largest, by which the largest second moments are left out"
 
     def changed(self) -> bool:

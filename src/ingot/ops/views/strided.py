@@ -19,7 +19,6 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.pieces import prove_whole
-from ingot.model.slices import InColumns
 from ingot.model.tensor import Array, Tensor
 from ingot.model.view import common_layout, decoded
 from ingot.ops.views.common import Make, require_known, require_once, view_of
@@ -209,7 +208,7 @@ def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int) -> Map
     if layout is not None:
         fits = unit % layout.elements == 0
         return {role: unit // layout.elements * width for role, width in layout.nbytes.items()} if fits else None
-    return first.decoder.columns(first, unit) if len(tensors) == 1 and isinstance(first.decoder, InColumns) else None
+    return first.decoder.columns(first, unit) if len(tensors) == 1 and first.decoder is not None else None
 
 
 class _Stored:

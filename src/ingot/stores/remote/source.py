@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.core.checked import require_inside
 from ingot.errors import ResourceError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Stamp
+from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
 from ingot.model.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.memory import flat
@@ -29,7 +29,7 @@ GAP = 1 << 14
 """Bytes between two ranges that are sooner read than asked for by another request."""
 
 
-class RemoteSource:
+class RemoteSource(StampedSource, Ranged):
     """One version of one file, read by ranges; what came with its opening is held and not asked for again.
 
     A copy (``copy``, ``pickle``) opens the file again by its address, and is refused with ``store.changed`` where that
@@ -71,7 +71,7 @@ class RemoteSource:
         self._ahead = Ahead(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read what will be asked for; as ``Ranged.expect``."""
+        """Begin to read what will be asked for; see ``Ranged.expect``."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -183,6 +183,6 @@ class RemoteSource:
 def _copied(again: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
     """Open a source again in another place or process."""
     source = again()
-    if getattr(source, "stamp", None) != stamp:
+    if not isinstance(source, StampedSource) or source.stamp != stamp:
         raise changed(source.name)
     return source

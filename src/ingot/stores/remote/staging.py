@@ -42,6 +42,8 @@ class RemoteStaging(Staging):
     ``Replaced.require_ours`` does, and as ``Client``.
     """
 
+    takes_over = True
+
     def __init__(
         self, folder: RemoteStore, client: Client, replaced: Replaced, *, directory: bool, resume: bool
     ) -> None:
@@ -92,7 +94,7 @@ class RemoteStaging(Staging):
         return f"{self._shared.public}/"
 
     def take_over(self, files: Mapping[str, str]) -> None:
-        """As ``TakesOver``: the store copies their bytes by itself."""
+        """Publish files of the shared folder; the store copies their bytes by itself."""
         assert self._shared is not None
         self._taken = {name: self._shared.within(path).path for name, path in files.items()}
 

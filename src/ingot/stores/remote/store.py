@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from base64 import b64encode
 from collections import OrderedDict
 from functools import partial
@@ -25,6 +25,7 @@ from ingot.stores.remote.shared import RemoteShared
 from ingot.stores.remote.source import HEAD, RemoteSource
 from ingot.stores.remote.staging import RemoteStaging
 from ingot.stores.remote.web import WebClient
+from ingot.stores.scheme import Scheme, WritableScheme
 
 _HELD = 256  # files of which a store holds the first bytes
 _PAGE = 8 << 20
@@ -178,7 +179,7 @@ def _linked(page: str, folder: str) -> Listing:
     return Listing(tuple(sorted(files)), tuple(sorted(folders)))
 
 
-class RemoteScheme(ABC):
+class RemoteScheme(Scheme):
     """Addresses of other machines; what all kinds of them have in common."""
 
     needs_slashes = True  # s3:x is a path
@@ -191,10 +192,6 @@ class RemoteScheme(ABC):
         """Open the file at an address: what copies of sources do."""
         store, name = self.locate(text, "auto")
         return store.open(name)
-
-    @abstractmethod
-    def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the store and the name in it: none for a folder."""
 
 
 class FolderScheme(RemoteScheme):
@@ -250,7 +247,7 @@ class WebScheme(FolderScheme):
         return WebStore(address, WebClient(address.origin, headers, query=address.query), self)
 
 
-class ObjectScheme(FolderScheme):
+class ObjectScheme(FolderScheme, WritableScheme):
     """Addresses of the form ``s3://bucket/folder/file``; obstore takes credentials and endpoints from the environment.
 
     Parameters

@@ -157,7 +157,7 @@ def test_what_no_block_holds_is_refused(search: object) -> None:
 
 def test_values_below_the_reach_of_scales_are_told() -> None:
     encoder = CODEC.encoder((2, 256), "f32", {"type": "q6_k"})
-    assert encoder.look(np.full((2, 256), 1e-6, np.float32), 0) is False
-    assert encoder.lost()
-    assert encoder.look(gaussian()[:2, :256], 0)
-    assert encoder.lost() is None
+    assert encoder.observe(np.full((2, 256), 1e-6, np.float32), 0) is False
+    assert encoder.underflow()
+    assert encoder.observe(gaussian()[:2, :256], 0)
+    assert encoder.underflow() is None

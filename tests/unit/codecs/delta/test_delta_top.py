@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.base import ChunkParts, forget, held, row_step
+from ingot.codecs.base import ChunkParts, row_step
 from ingot.codecs.delta import top as delta_top
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
@@ -112,14 +112,14 @@ def test_codecs_around_tell_chunks_apart(outer: str) -> None:
     codec = CODECS[outer]
     encoder = codec.encoder(source.shape, "f32", options)
     encoder.fit_pass(source)
-    assert held(encoder) > 0
+    assert encoder.retained_bytes() > 0
     whole, again = encode_tensor(codec, source, options, dtype="f32").numpy(), np.empty_like(source)
     for start in range(0, 60, 3):
         parts = encoder.encode(source[start : start + 3], start)
         assert isinstance(parts, ChunkParts)
         encoder.decode(parts, again[start : start + 3])
     assert bits(again) == bits(whole)
-    forget(encoder)
+    encoder.forget()
     with pytest.raises(CodecError):
         encoder.encode(source)
 
@@ -165,7 +165,7 @@ def test_memory_is_that_of_chunks_and_of_what_is_kept(id: str, most: int, monkey
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < held(encoder) + 32 * chunk * shape[1]
+    assert peak < encoder.retained_bytes() + 32 * chunk * shape[1]
     assert peak < most * shape[0] * shape[1]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.codecs.delta.base import delta_codec, fits
+from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.delta.sparse_patch import SparsePatchDelta
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, numpy_dtype
@@ -113,11 +113,11 @@ def test_many_pieces_of_positions() -> None:
 
 def test_a_patch_without_a_shape_fits_whatever_holds_it() -> None:
     tensor = patch([1, 9], flat=True)
-    assert fits(CODEC, tensor, (10,))
-    assert fits(CODEC, tensor, (2, 5))
-    assert not fits(CODEC, tensor, (1,))
-    assert fits(CODEC, patch([1]), (10,))
-    assert not fits(CODEC, patch([1]), (2, 5))
+    assert CODEC.fits(tensor, (10,))
+    assert CODEC.fits(tensor, (2, 5))
+    assert not CODEC.fits(tensor, (1,))
+    assert CODEC.fits(patch([1]), (10,))
+    assert not CODEC.fits(patch([1]), (2, 5))
     assert apply(tensor, np.zeros(10, np.int16)).tolist() == [0, 100, *[0] * 7, 101]
 
 

@@ -87,5 +87,5 @@ def test_vectors_take_the_memory_that_they_state(size: int, dtype: str) -> None:
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    stated = PaletteCodec().encoder(values.shape, dtype, options).scratch_per_element
+    stated = PaletteCodec().encoder(values.shape, dtype, options).scratch_bytes_per_element()
     assert most <= (1 << 20) + values.size * stated

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.codecs.base import ready
 from ingot.codecs.table import CODECS
 from ingot.codecs.texture.astc import AstcCodec
 from ingot.codecs.texture.astc_blocks import FOOTPRINTS, Blocks
@@ -243,7 +242,7 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
     tensor = sample()
     monkeypatch.setitem(sys.modules, "astc_encoder", None)
     CODEC.check(tensor)  # what a file says can be told without the coder
-    for attempt in (tensor.numpy, lambda: ready(CODEC.encoder((8, 8), "f32", {}))):
+    for attempt in (tensor.numpy, CODEC.encoder((8, 8), "f32", {}).ready):
         with pytest.raises(MissingExtraError) as caught:
             attempt()
         assert (caught.value.extra, caught.value.exit_code) == ("astc", 3)

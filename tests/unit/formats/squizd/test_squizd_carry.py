@@ -90,7 +90,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_carried(name: str) -> None:
-    assert FORMAT.compacting().refuses(CARRIED[name]) is None
+    assert FORMAT.compacted().refuses(CARRIED[name]) is None
     assert bool(FORMAT.refuses(CARRIED[name])) == (name == "pruned")
 
 

@@ -21,7 +21,7 @@ from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.squizd.header import read_header, read_index
 from ingot.formats.squizd.place import layers_of
 from ingot.formats.squizd.reader import read_catalog
-from ingot.model.bytesource import MemorySource, Range
+from ingot.model.bytesource import MemorySource, Range, Ranged
 from ingot.ops.check.findings import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
@@ -53,7 +53,7 @@ def whole(rows: int = 4) -> Made:
     return squizd(items, draft=[grouped("fc.weight"), dense("d2t", "i64", [2], bytes(16))], coreml=b"PK" * 200)
 
 
-class CountingSource(MemorySource):
+class CountingSource(MemorySource, Ranged):
     """Remembers which bytes were asked for; wants nothing read that is not needed."""
 
     gap = 0

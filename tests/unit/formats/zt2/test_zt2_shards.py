@@ -235,7 +235,7 @@ def test_overlays_are_written(tmp_path: Path) -> None:
 def test_an_overlay_that_was_begun_is_taken_up_again(tmp_path: Path) -> None:
     new = tuned_and_base(tmp_path)
     ingot.convert(tmp_path / "new.zt", tmp_path / "v1.zt", container=2, overlay=tmp_path / "base.zt")
-    format = Zt2Format().over(LocalStore(tmp_path), "base.zt", "v1.zt", "crc32c")
+    format = Zt2Format().overlay(LocalStore(tmp_path), "base.zt", "v1.zt", "crc32c")
     specs = [TensorSpec(name, (900,), "f32", "dense", (PartSpec("data", "f32", 3600),)) for name in sorted(new)]
     target, records = MemoryTarget(), list[dict[str, Any]]()
     for stop in (2, 4):

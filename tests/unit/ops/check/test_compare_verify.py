@@ -66,7 +66,7 @@ def test_every_status_worst_first(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_names_before_a_compression(name: str, original: str) -> None:
-    assert CoremlFormat().original(name) == original
+    assert CoremlFormat().original_name(name) == original
 
 
 def test_nothing_compared_is_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

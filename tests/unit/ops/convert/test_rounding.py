@@ -10,7 +10,6 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.codecs.base import repack
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
 from ingot.core.memory import anonymous_in_use, parse_size
@@ -185,7 +184,7 @@ def test_zeros_arrive_integer_for_integer(
 
 def taken(tensor: Tensor, layout: AffineLayout) -> dict[str, np.ndarray]:
     """Return the parts that a tensor has in another layout."""
-    found = repack(CODECS[tensor.codec], tensor, layout)
+    found = CODECS[tensor.codec].repack(tensor, layout)
     assert found.exact, found.why_not
     reader = found.reader()
     parts: dict[str, np.ndarray] = reader.read(found.rows)

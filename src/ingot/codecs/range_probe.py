@@ -7,7 +7,7 @@ anything is encoded, and is prepared again with a type that holds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,32 +16,16 @@ from ingot.core.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 
+if TYPE_CHECKING:
+    from ingot.codecs.base import BaseEncoder
+
 AUTO = "auto"
 RULE = "codec.underflow"
 Options = Mapping[str, Any]
-_E = TypeVar("_E")
+_E = TypeVar("_E", bound="BaseEncoder")
 
 
-@runtime_checkable
-class Reaching(Protocol):
-    """An ``Encoder`` whose stated types may be too coarse for small values.
-
-    ``look`` takes in runs of rows, ``start`` the number of rows before these, until it returns True: then no others
-    can change what ``wider`` and ``lost`` say.
-    """
-
-    def look(self, rows: Array, start: int) -> bool: ...
-
-    def wider(self) -> Options:
-        """Return options to prepare an encoder with whose types hold all bits; none where those stated do."""
-        ...
-
-    def lost(self) -> str | None:
-        """Tell what the types stated would lose: values that are all smaller than what they can stand for."""
-        ...
-
-
-class Reach:
+class RangeProbe:
     """The type of one option, and the largest magnitude that it serves.
 
     Parameters
@@ -70,18 +54,21 @@ class Reach:
         self._enough = self._least(TINY[dtype]) if self._wider else self._floor
         self._seen = 0.0
 
-    def look(self, rows: Array) -> bool:
+    def observe(self, rows: Array) -> bool:
+        """Take in rows; return whether further rows can change neither ``wider_options`` nor ``underflow``."""
         if self._seen < self._enough and rows.size:
             self._seen = max(self._seen, magnitude(rows))
         return self._seen >= self._enough
 
-    def wider(self) -> dict[str, Any]:
+    def wider_options(self) -> dict[str, Any]:
+        """Return the option with a type that keeps all bits of the observed values; empty if the stated one does."""
         if not self._wider or not 0 < self._seen < self._enough:
             return {}
         fitting = [dtype for dtype in self._wider if self._seen >= self._least(TINY[dtype])]
         return {self._option: fitting[0] if fitting else self._wider[-1]}
 
-    def lost(self) -> str | None:
+    def underflow(self) -> str | None:
+        """Return why the stated type loses all observed values; None if it does not."""
         if not 0 < self._seen < self._floor:
             return None
         return (
@@ -112,14 +99,16 @@ def named(more: Mapping[str, Any]) -> str:
     return ", ".join(named(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items())
 
 
-def reaching(
+def resolve_range(
     encoder: _E,
     make: Callable[[Options], _E],
     options: Options,
     pieces: Iterable[tuple[int, Array]],
     accepts: Callable[[_E], bool] = lambda encoder: True,
 ) -> tuple[_E, Options]:
-    """Return an encoder for values that are looked at first, as far as they must be.
+    """Return an encoder whose types hold the values, and the options that differ from the stated ones.
+
+    Reads only as many pieces as the encoder must observe.
 
     Parameters
     ----------
@@ -141,17 +130,17 @@ def reaching(
     UnsupportedError
         ``codec.underflow``: the values are too small for the types that were asked for or that the container takes.
     """
-    if not isinstance(encoder, Reaching):
+    if not encoder.observes():
         return encoder, {}
     for start, rows in pieces:
-        if encoder.look(rows, start):
+        if encoder.observe(rows, start):
             break
-    more = encoder.wider()
+    more = encoder.wider_options()
     if more:
         wide = make(merged(options, more))
         if accepts(wide):
             return wide, more
-    reason = encoder.lost()
+    reason = encoder.underflow()
     if reason is not None:
         raise UnsupportedError(reason, rule=RULE)
     return encoder, {}

@@ -1,0 +1,58 @@
+"""The base classes of byte sources: memory and proofs of derived bytes, and states of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ingot.codecs.affine.windows import MadeSource
+from ingot.core import encodings
+from ingot.formats.npydir.files import ZstdFile
+from ingot.formats.numbers import ComputedSource, ConvertedSource
+from ingot.model.bytesource import DerivedSource, MemorySource, Stamp, StampedSource
+from ingot.model.part import Part
+from ingot.model.pieces import prove
+from ingot.stores.local import LocalStore
+
+
+class Proved(MemorySource, DerivedSource):
+    """A source that counts how often it is proved."""
+
+    proofs = 0
+
+    def prove(self) -> None:
+        self.proofs += 1
+
+
+def test_a_derived_source_needs_no_memory_unless_it_says_so() -> None:
+    source = DerivedSource()
+    assert (source.working_bytes(), source.computing_bytes()) == (0, 0)
+    source.prove()
+
+
+def test_derived_sources_state_their_memory() -> None:
+    made = MadeSource(MemorySource(b""), 16, 8, lambda first, last: np.zeros((last - first, 8), np.uint8), beside=5)
+    assert made.working_bytes() == 2 * 16 * 8 + 5
+    assert ConvertedSource(lambda: b"1234", 4, "x").working_bytes() == 8
+    computed = ComputedSource(lambda: b"1234", 4, 100, "x")
+    assert (computed.computing_bytes(), computed.working_bytes()) == (100, 0)
+
+
+def test_only_a_derived_source_is_proved() -> None:
+    source = Proved(b"1234")
+    prove(Part("u8", 4, source))
+    prove(Part("u8", 4, MemorySource(b"1234")))
+    assert source.proofs == 1
+
+
+def test_a_compressed_file_has_the_state_of_the_file(tmp_path: Path) -> None:
+    data = encodings.compress_frame(b"x" * 100, 3)
+    (tmp_path / "a.zst").write_bytes(data)
+    file = LocalStore(tmp_path, "pread").open("a.zst")
+    opened = ZstdFile(file, 100)
+    assert isinstance(file, StampedSource)
+    assert isinstance(opened, StampedSource)
+    assert opened.stamp == file.stamp
+    opened.close()
+    assert ZstdFile(MemorySource(data), 100).stamp == Stamp(len(data))

@@ -1,0 +1,86 @@
+"""The defaults of schemes: what is only read refuses to be written to, and a small file is staged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingot.core.atomic import Staging
+from ingot.errors import UsageError
+from ingot.model.store import Replaced, Store
+from ingot.stores import table
+from ingot.stores.memory import MemoryStore
+from ingot.stores.scheme import Scheme, WritableScheme
+from ingot.stores.table import STORES
+
+WRITABLE = {"file", "memory", "s3", "gs", "az"}
+
+
+class ReadScheme(Scheme):
+    """Addresses of the form ``only:anything``, which lead to an empty folder."""
+
+    def store(self, text: str, io: str) -> Store:
+        return MemoryStore({}, text)
+
+    def locate(self, text: str, io: str) -> tuple[Store, str]:
+        return self.store(text, io), ""
+
+
+class StagedScheme(ReadScheme, WritableScheme):
+    """The same addresses, whose files are staged in a folder on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+        target = self.folder / text.partition(":")[2]
+        return Staging(target, directory=directory, overwrite=replaced.allowed, resume=resume)
+
+    def url(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_each_scheme_derives_from_the_base_class(name: str) -> None:
+    assert isinstance(STORES[name], Scheme)
+    assert isinstance(STORES[name], WritableScheme) == (name in WRITABLE)
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(table, "_scheme_name", lambda text: "only" if text.startswith("only:") else "")
+    monkeypatch.setattr(table, "scheme_of", lambda url: ReadScheme())
+    return "only:somewhere"
+
+
+def test_a_scheme_that_is_only_read_refuses_writing(only: str) -> None:
+    refused = (
+        lambda: table.stage(only, Replaced()),
+        lambda: table.make_folder(only),
+        lambda: table.write_file(only, b"x"),
+        lambda: table.share(only),
+        lambda: table.url_of(only),
+    )
+    for attempt in refused:
+        with pytest.raises(UsageError) as caught:
+            attempt()
+        assert (caught.value.rule, caught.value.where) == ("store.not-writable", only)
+
+
+def test_a_scheme_without_pipes_and_secrets_has_defaults() -> None:
+    scheme = ReadScheme()
+    assert scheme.pipe("only:x", 4) is None
+    assert scheme.location("only:x") == "only:x"
+
+
+def test_a_small_file_is_staged_and_appears_whole(tmp_path: Path) -> None:
+    scheme = StagedScheme(tmp_path)
+    scheme.make_folder("only:folder")  # needs none
+    scheme.write("only:a", b"first", overwrite=False)
+    with pytest.raises(UsageError) as caught:
+        scheme.write("only:a", b"second", overwrite=False)
+    assert caught.value.rule == "target.exists"
+    scheme.write("only:a", b"third", overwrite=True)
+    assert (tmp_path / "a").read_bytes() == b"third"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
