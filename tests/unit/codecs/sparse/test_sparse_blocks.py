@@ -153,7 +153,7 @@ class Stepped:
 
 
 def test_inner_steps_decide_how_rows_may_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CODECS._paths, "stepped", "x:x")
+    monkeypatch.setitem(CODECS._targets, "stepped", "x:x")
     monkeypatch.setitem(CODECS._loaded, "stepped", Stepped())  # type: ignore[arg-type]
     codec = CODECS["sparse_blocks"]
 
