@@ -233,7 +233,7 @@ def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tup
     Parameters
     ----------
     metadata : mapping
-        Of a GGUF file; without a tokenizer there are no files.
+        Metadata of a GGUF file; if it has no tokenizer, no files are returned.
     stated : mapping
         The ``tokenizer_config.json`` that the file was made with, if it keeps that.
 
