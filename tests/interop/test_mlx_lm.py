@@ -6,6 +6,7 @@ import json
 import pkgutil
 import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -141,5 +142,8 @@ def test_the_families_are_those_of_mlx_lm() -> None:
     names = {item.name for item in pkgutil.iter_modules(models.__path__)}
     has_model = re.compile(r"^class Model\(|^from .* import .*\bModel\b", re.MULTILINE)
     families = {name for name in names if has_model.search((folder / f"{name}.py").read_text())}
-    assert families == MODULES
-    assert set(utils.MODEL_REMAPPING) == REMAPPED
+    remapped = set(utils.MODEL_REMAPPING)
+    assert families <= MODULES
+    assert remapped <= REMAPPED
+    if version("mlx-lm") == "0.32.2":  # the list's; earlier ones have fewer
+        assert (families, remapped) == (MODULES, REMAPPED)
