@@ -219,7 +219,7 @@ def to_metadata(
 
 
 def adds_bos(data: bytes, where: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether transformers puts BOS before a text if no file says so; errors as ``read``."""
+    """Return whether transformers puts BOS before a text if no file says so; raises the errors of ``read``."""
     model = read(data, where)
     return model is not None and begins_and_ends(model, settings)[0]
 

@@ -118,8 +118,8 @@ def unsupported(
 def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
     """Return the number whose root llama.cpp divides the scores of attention by: the size of a head.
 
-    Of the two models of Gemma with 27 billion parameters, which it tells by their layers, it is an equal share of the
-    hidden size.
+    In Gemma's two models of 27 billion parameters, which are recognized by their number of layers, it is an equal share
+    of the hidden size.
     """
     layers = {"gemma2": 46, "gemma3": 62}.get(family.arch)
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
