@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.squizd.carry import compacted, name_refusal, refusal, undescribed
+from ingot.formats.squizd.carry import compacted, refusal, undescribed
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
@@ -28,7 +28,6 @@ class SquizdFormat(SingleFile):
     attachments: tuple[str, ...] = ("draft", "coreml")
     even_groups = ()
     one_group = False
-    per_tensor = 640  # of the directory, of layers, and of the report, with room to grow
 
     def __init__(self, *, compact: bool = False) -> None:
         self.full_size = not compact
@@ -43,10 +42,6 @@ class SquizdFormat(SingleFile):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec) or undescribed(spec) or (compacted(spec) if self.full_size else None)
-
-    def refuses_name(self, name: str) -> str | None:
-        """What has no form in UTF-8."""
-        return name_refusal(name)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By layer; see ``place.order``."""

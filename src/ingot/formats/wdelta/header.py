@@ -22,7 +22,7 @@ from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import Int4DeltaLayout, SparseDeltaLayout
 from ingot.model.layouts.table import layout_of
-from ingot.model.spec import TensorSpec, kinds_of, names_of
+from ingot.model.spec import TensorSpec
 
 HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
@@ -211,7 +211,7 @@ def _require_base_dtype(spelling: str, where: str) -> None:
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
     """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
-    return VERSIONS[any(_int4_layout(spec) == 2 for spec in kinds_of(specs)[0].values())]
+    return VERSIONS[any(_int4_layout(spec) == 2 for spec in specs)]
 
 
 def _int4_layout(spec: TensorSpec) -> int | None:
@@ -257,14 +257,10 @@ def _json(value: Any) -> bytes:
 
 
 def _entries(specs: Sequence[TensorSpec], info: DeltaInfo, version: int) -> Iterator[bytes]:
-    """Yield what the header says of each tensor, with a comma behind it; of those of a kind it is made once."""
-    firsts, numbers = kinds_of(specs)
-    known: dict[tuple[int, Change | None], bytes] = {}
-    for name, number in zip(names_of(specs), numbers, strict=True):
-        kind = number, info.tensors.get(name)
-        if kind not in known:
-            known[kind] = b":" + _json(_entry(firsts[number], kind[1], version)) + b","
-        yield encode_basestring_ascii(name).encode() + known[kind]
+    """Yield the header's entry for each tensor, followed by a comma."""
+    for spec in specs:
+        entry = _json(_entry(spec, info.tensors.get(spec.name), version))
+        yield encode_basestring_ascii(spec.name).encode() + b":" + entry + b","
 
 
 def _or_none(identity: Identity) -> Identity | None:

@@ -26,7 +26,6 @@ class ZtFormat(SingleFile):
     shards = False
     attachments: tuple[str, ...] = ()
     encodings: tuple[str, ...] = ("zstd",)
-    per_tensor = 512  # of the manifest and of the report, with room to grow
     containers: Mapping[str, str] = {"1": "zt", "2": "zt2"}
 
     def claims(self, name: str, head: bytes) -> bool:
