@@ -46,7 +46,7 @@ def make(folder: Path, count: int) -> None:
     save_file({name: np.ones((8, 8), np.float32) for name in names}, source)
     save_file({name: np.linspace(0.9, 1.1, 64, dtype=np.float32).reshape(8, 8) for name in names}, tuned)
     for kind in ("zt", "gguf", "squizd"):
-        ingot.convert(source, folder / f"many.{kind}", measure=False)
+        ingot.convert(source, folder / f"many.{kind}", measure=False, keep_names=True)
     ingot.convert(source, folder / "two.zt", container="2", measure=False)
     layers = {f"model.layers.{index}.mlp.w.weight": np.ones((8, 8), np.float32) for index in range(count)}
     ingot.save(folder / "layers.squizd", layers)

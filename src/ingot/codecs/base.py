@@ -13,13 +13,11 @@ from math import gcd, prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.core.buffers import fresh
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.bulk import Places
 from ingot.model.layouts.base import InSteps, Layout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor, require_writable
@@ -278,24 +276,6 @@ class ChecksStored(Protocol):
         """Yield the values that are stored, in pieces, after checking where they belong; digests at the end.
 
         Raises what ``reader`` raises.
-        """
-        ...
-
-
-@runtime_checkable
-class ProvesMany(Protocol):
-    """A codec that can look at the parts of many small tensors together."""
-
-    def proves(self, data: Array, parts: Mapping[str, Places], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which tensors decode to finite values, as far as can be told at once; the others need a closer look.
-
-        Parameters
-        ----------
-        data : array of bytes
-        parts : mapping of role to Places
-            By tensor, where they lie in ``data``.
-        sizes : array
-            By tensor, how many values it has.
         """
         ...
 

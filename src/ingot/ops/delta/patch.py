@@ -121,8 +121,7 @@ class _Patch:
         read = [self._base, *(link.checkpoint for link in self._links)]
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
-        routes, counts = stage_routes[-1].counted()
-        require_in_proportion((_largest(route) for route in routes), place.location, counts)
+        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.location)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
