@@ -14,7 +14,7 @@ from ingot.core.buffers import is_own
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.gcpause import gc_paused
 from ingot.core.parallel import default_workers, ordered
-from ingot.engine.chunks import LIGHT, at_once, weight
+from ingot.engine.chunks import LIGHT, weight
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.limits import require_room
@@ -96,10 +96,6 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
     CODECS[DenseLayout.codec].check(tensor)
     if tensor.dtype not in DTYPES:
         yield partial(_decode, tensor, arrays), tensor.nbytes
-        return
-    ready = at_once(tensor, tensor.shape)
-    if ready is not None:
-        arrays[tensor.name] = ready
         return
     out = arrays[tensor.name] = empty(tensor.shape, tensor.dtype, tensor.name)
     if not _in_pieces(tensor):
