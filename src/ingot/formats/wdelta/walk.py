@@ -20,6 +20,7 @@ from ingot.model.ranges import HeaderSource, read_bytes
 _READ_OVER = 64
 
 
+_NUMBERS = {code: struct.Struct(f"<{code}") for code in "IQ"}
 # Bytes of a head without the tensor's name: three lengths, field, element type, rank, one size, the data's length.
 _FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
 
@@ -36,8 +37,8 @@ class _Head:
 
     def number(self, code: str) -> int:
         """Return the next little-endian number."""
-        size = struct.calcsize(code)
-        value: int = struct.unpack(f"<{code}", self._bytes(size))[0]
+        form = _NUMBERS[code]
+        value: int = form.unpack(self._bytes(form.size))[0]
         return value
 
     def text(self, longest: int, rule: str, what: str) -> str:
