@@ -82,7 +82,8 @@ def walk(source: HeaderSource, start: int, end: int, header: Header, where: str)
     spans: dict[str, dict[str, Span]] = {}
     position = start
     if end - start > source.gap * max(_READ_OVER, 2 * len(entries)):  # a tensor has two arrays or more
-        source.expect((start_of_head, longest + _FIXED) for start_of_head in _guessed_heads(start, end, entries))
+        most = longest + field_bytes + LONGEST + _FIXED
+        source.expect((head_at, min(most, end - head_at)) for head_at in _guessed_heads(start, end, entries))
     while position < end:
         head, size = _read_head(source, position, end, longest, field_bytes, f"{where} at byte {position}")
         position += size
