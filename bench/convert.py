@@ -21,7 +21,7 @@ import numpy as np
 from peak import watch
 
 from ingot.codecs.table import CODECS
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import resolve
 

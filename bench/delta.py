@@ -29,11 +29,11 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.delta.exact_chunks import pack, unpack
 from ingot.codecs.table import CODECS
-from ingot.core import isa
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import isa
+from ingot.delta.strategy import STRATEGIES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.strategy import STRATEGIES
 
 Row = dict[str, Any]
 Pair = tuple[np.ndarray, np.ndarray]

@@ -33,7 +33,7 @@ Case = tuple[str, int, Callable[[], Any]]
 
 
 def casts(rng: np.random.Generator) -> Iterator[Case]:
-    from ingot.core.floats import cast, cast_into
+    from ingot.core.numeric.floats import cast, cast_into
 
     wide = rng.normal(0, 1, COUNT).astype(np.float32)
     for source, dtype in (("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f32"), ("bf16", "f16")):
@@ -42,7 +42,7 @@ def casts(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def look_ups(rng: np.random.Generator) -> Iterator[Case]:
-    from ingot.core import native
+    from ingot.core.runtime import native
 
     codes = rng.integers(0, 256, COUNT, np.uint8)
     for bits in (3, 4, 5, 6, 7):
@@ -59,7 +59,7 @@ def look_ups(rng: np.random.Generator) -> Iterator[Case]:
 def scaled(rng: np.random.Generator) -> Iterator[Case]:
     from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
     from ingot.codecs.scaled_codebook.decode import Held, decoder_of
-    from ingot.core.dtypes import numpy_dtype
+    from ingot.core.numeric.dtypes import numpy_dtype
     from ingot.testing.codecs import encode_tensor
 
     weights = rng.normal(0, 0.05, (COUNT // COLUMNS, COLUMNS)).astype(np.float32)
@@ -81,9 +81,9 @@ def scaled(rng: np.random.Generator) -> Iterator[Case]:
 def affine(rng: np.random.Generator) -> Iterator[Case]:
     from ingot.codecs.affine.codec import AffineCodec
     from ingot.codecs.affine.rows import decode_rows
-    from ingot.core import native
-    from ingot.core.dtypes import numpy_dtype
-    from ingot.core.floats import as_bits
+    from ingot.core.numeric.dtypes import numpy_dtype
+    from ingot.core.numeric.floats import as_bits
+    from ingot.core.runtime import native
     from ingot.model.layouts.affine import AffineLayout
     from ingot.testing.codecs import encode_tensor
 
@@ -129,7 +129,7 @@ def none_of(word: Any) -> tuple[Any, Any]:
 
 
 def masks(rng: np.random.Generator) -> Iterator[Case]:
-    from ingot.core import native
+    from ingot.core.runtime import native
 
     mask = rng.integers(0, 256, COUNT // 8, np.uint8)
     kept = int(np.unpackbits(mask).sum())
@@ -143,7 +143,7 @@ def masks(rng: np.random.Generator) -> Iterator[Case]:
 
 def bitmaps(rng: np.random.Generator) -> Iterator[Case]:
     from ingot.codecs.lossless.tca_tbe import TcaCodec
-    from ingot.core.dtypes import numpy_dtype
+    from ingot.core.numeric.dtypes import numpy_dtype
 
     weights = rng.normal(0, 0.05, (COUNT // COLUMNS, COLUMNS)).astype(numpy_dtype("bf16"))
     encoder = TcaCodec().encoder(weights.shape, "bf16", {})

@@ -31,10 +31,11 @@ from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.codecs.scaled_codebook.decode import Held, decoder_of
 from ingot.codecs.trellis.codec import TrellisCodec
-from ingot.core import checksums, isa, native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, cast, cast_into
-from ingot.core.stats import measure
+from ingot.core.bytes import checksums
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits, cast, cast_into
+from ingot.core.numeric.stats import measure
+from ingot.core.runtime import isa, native
 from ingot.model.layouts.affine import AffineLayout
 from ingot.testing.codecs import encode_tensor
 

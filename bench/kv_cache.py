@@ -25,12 +25,12 @@ import transformers
 from clock import turns
 
 import ingot
-from ingot.adapters.kv_cache import PackedCache, make_cache, use_kv_cache
-from ingot.adapters.kv_options import kv_cache
-from ingot.adapters.options import Protocol
-from ingot.adapters.special_tokens import surrounding_tokens, text_tokens
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import read_windows
+from ingot.ext.serving.kv_cache import PackedCache, make_cache, use_kv_cache
+from ingot.runtime.evaluation.special_tokens import surrounding_tokens, text_tokens
+from ingot.runtime.evaluation.windows import read_windows
+from ingot.runtime.loading.kv_options import kv_cache
+from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 OURS = ("int8", "int4", "kivi2", "int4,window=16,block=16", "kivi2,window=32")
 PEERS = {

@@ -61,7 +61,11 @@ def ours(quantizer: str, model: Path, folder: Path) -> Mapping[str, float]:
     import ingot
     from ingot.recipes.load import parse_recipe
 
-    for name in ("transformers.models.llama.modeling_llama", "ingot.adapters.calibrate", "ingot.ops.convert.convert"):
+    for name in (
+        "transformers.models.llama.modeling_llama",
+        "ingot.runtime.calibration.calibrate",
+        "ingot.conversion.run",
+    ):
         import_module(name)
     asked = json.loads((folder / "asked.json").read_text("utf-8"))
     statistics = folder / f"{quantizer}.safetensors"
@@ -120,9 +124,9 @@ def run(python: str, kind: str, model: Path, folder: Path) -> dict[str, Any]:
 
 
 def tokens_of(given: argparse.Namespace) -> np.ndarray:
-    from ingot.adapters.options import Protocol
-    from ingot.adapters.transformers_tokenizer import load_tokenizer
-    from ingot.adapters.windows import read_windows
+    from ingot.runtime.evaluation.windows import read_windows
+    from ingot.runtime.loading.options import Protocol
+    from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
     protocol = Protocol(window=given.length, sequences=given.samples)
     windows: np.ndarray = read_windows(load_tokenizer(given.tokenizer), given.text, protocol).tokens.numpy()

@@ -25,15 +25,15 @@ from clock import turns
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 import ingot
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.options import Protocol
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import read_windows
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.encode import EXACT, LEVELS, REFERENCE
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.evaluation.windows import read_windows
+from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 Row = dict[str, Any]
 PROGRAM = Path(__file__).parents[1] / "tests" / "interop" / "llama_program.py"

@@ -28,9 +28,9 @@ import ztensor.numpy
 
 import ingot
 import ingot.numpy
-from ingot.core.parallel import default_workers
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
+from ingot.core.runtime.parallel import default_workers
 
 Way = tuple[str, Path, Callable[[Path], Any]]
 

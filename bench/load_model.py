@@ -88,7 +88,7 @@ def make_source(folder: Path, layers: int) -> None:
 
 def make_forms(root: Path) -> None:
     import ingot
-    from ingot.ops.squish.build import build
+    from ingot.ext.squish.tiers.build import build
 
     (root / "int4.toml").write_text(RECIPE)
     eight = RECIPE.replace('{ bits = 4, group = 64, scales = "f16" }', "{ bits = 8 }")
@@ -156,9 +156,9 @@ def measure(kind: str, folder: Path, options: dict[str, Any], repeat: int, cold:
     import transformers
     import transformers.models.qwen2.modeling_qwen2  # both sides begin with what they import in place
 
-    from ingot.adapters.transformers import load_model
-    from ingot.core.memory import anonymous_rss
-    from ingot.ops.squish.build import drop
+    from ingot.core.runtime.memory import anonymous_rss
+    from ingot.ext.squish.tiers.build import drop
+    from ingot.runtime.loading.transformers import load_model
 
     ways: dict[str, Any] = {
         "transformers": transformers.AutoModelForCausalLM.from_pretrained,
@@ -203,8 +203,8 @@ def measure_mlx(kind: str, folder: Path, repeat: int, cold: bool) -> dict[str, f
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
-    from ingot.adapters import mlx_load
-    from ingot.core.memory import anonymous_rss
+    from ingot.core.runtime.memory import anonymous_rss
+    from ingot.runtime.loading import mlx_load
 
     mlx_load._tokenizer = lambda *_: None
     ways: dict[str, Any] = {"mlx_lm": load_model, "ingot.mlx": mlx_load.load_model}

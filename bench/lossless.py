@@ -27,9 +27,9 @@ from zipnn import ZipNN
 import ingot
 from ingot.codecs.base import Codec
 from ingot.codecs.table import CODECS
-from ingot.core import isa
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import cast
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import cast
+from ingot.core.runtime import isa
 
 Row = dict[str, Any]
 COLS = 1024

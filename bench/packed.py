@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from clock import turns
 
-from ingot.adapters.packed_linear import PackedLinear
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core import isa
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import isa
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, ROW, AffineLayout, Group
+from ingot.runtime.layers.packed_linear import PackedLinear
 
 Row = dict[str, Any]
 

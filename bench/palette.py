@@ -26,7 +26,7 @@ from peak import watch
 from ingot.codecs.palette.codec import lookup_of
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.table import CODECS
-from ingot.core import isa
+from ingot.core.runtime import isa
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
 

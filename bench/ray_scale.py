@@ -30,10 +30,11 @@ import ml_dtypes
 import numpy as np
 
 import ingot
-from ingot.engine.cluster import pool as pools
-from ingot.ops.cluster import distribute
-from ingot.ops.convert import convert, planfile
-from ingot.ops.convert.options import ConvertOptions
+from ingot.cluster import pool as pools
+from ingot.cluster.driver import distribute
+from ingot.conversion import planfile
+from ingot.conversion import run as convert
+from ingot.conversion.options import ConvertOptions
 
 FP8, BF16 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.bfloat16)
 CONFIG = {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 import ingot
-from ingot.adapters.options import Protocol
-from ingot.adapters.scores import Scores
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import read_windows
 from ingot.recipes.load import parse_recipe
+from ingot.runtime.evaluation.scores import Scores
+from ingot.runtime.evaluation.windows import read_windows
+from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 Matrices = Mapping[str, np.ndarray]
 WINDOWS, WINDOW = 96, 256

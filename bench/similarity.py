@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 PAIRS, TOGETHER = 200, 50
 

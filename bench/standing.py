@@ -27,10 +27,10 @@ from rows import ASIDE, WINDOW, WINDOWS, Bench, Row, blocks, integers
 from safetensors.numpy import load_file
 
 import ingot
-from ingot.adapters.options import Protocol
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import read_windows
 from ingot.model.statistics import Statistics
+from ingot.runtime.evaluation.windows import read_windows
+from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 Figures = dict[str, Any]
 CALIBRATION = 96

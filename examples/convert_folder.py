@@ -9,7 +9,7 @@ import sys
 import time
 
 import ingot
-from ingot.core.progress import ProgressEvent
+from ingot.core.runtime.progress import ProgressEvent
 
 
 def show(started: float, event: ProgressEvent) -> None:

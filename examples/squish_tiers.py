@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 
 import ingot
-from ingot.adapters.transformers import LoadReport
-from ingot.ops.squish.status import status
+from ingot.ext.squish.tiers.status import status
+from ingot.runtime.loading.transformers import LoadReport
 
 
 def show(report: LoadReport) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 import ingot
 import ingot.numpy
-from ingot.ops.attachments import extract_draft
-from ingot.ops.check.inspect import inspect
+from ingot.artifacts.attachments import extract_draft
+from ingot.inspect.inspect import inspect
 
 
 def draft_head(vocab: int, hidden: int) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ingot.ops.convert.convert import prepare
+from ingot.conversion.run import prepare
 
 RECIPE = """
 name = "attention at 8 bits"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from check_docs import ROOT, replace_marked
 
-from ingot.targets.ane.candidates import outcomes
-from ingot.targets.ane.chips import Cell, Chip, chip_names, contradictions, data, load_chip
-from ingot.targets.ane.gates import Conditions
-from ingot.targets.ane.measured import measured_rows
+from ingot.ext.ane.chips.candidates import outcomes
+from ingot.ext.ane.chips.chips import Cell, Chip, chip_names, contradictions, data, load_chip
+from ingot.ext.ane.chips.gates import Conditions
+from ingot.ext.ane.chips.measured import measured_rows
 
 CHIPS = ("a12", "m1", "m2-pro", "m3", "m4", "m5-pro", "a19", "m6")
 CELLS = (

@@ -288,7 +288,7 @@ def check_rules(root: Path) -> Iterator[str]:
 
 def catalog_table() -> str:
     """Render what carries what, as ``ingot formats`` tells it."""
-    from ingot.ops.catalog import codecs, formats
+    from ingot.inspect.catalog import codecs, formats
 
     kinds = [kind for kind in formats() if kind.codecs]  # what is only read carries nothing
     rows = [["codec", "lossless", "carried by", "what it is"], ["---"] * 4]

@@ -78,7 +78,7 @@ def empty_checkpoint(path: Path) -> int:
 
 def sizes(presets: tuple[str, ...]) -> dict[str, int]:
     """Return the bytes of an 8 B model by these presets."""
-    from ingot.ops.convert.convert import prepare
+    from ingot.conversion.run import prepare
 
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -64,7 +64,7 @@ def alone(path: Path, tier: str) -> Path:
 
 
 def _watched(load: Any, path: str) -> tuple[float, int]:
-    from ingot.core.memory import anonymous_rss
+    from ingot.core.runtime.memory import anonymous_rss
 
     gc.collect()
     if "mlx.core" in sys.modules:
@@ -118,7 +118,7 @@ def score(runtime: str, path: str, cache: bool, texts: Mapping[str, str], out: s
 
 def _loader(runtime: str, dtype: str | None, cache: bool) -> Any:
     if runtime == "torch":
-        from ingot.adapters.transformers import load_model
+        from ingot.runtime.loading.transformers import load_model
 
         return lambda path: load_model(path, dtype=dtype, cache=cache)
     from ingot.mlx import load_model as load_mlx
@@ -218,9 +218,9 @@ def measure_model(source: Path, texts: Mapping[str, Path], work: Path) -> dict[s
 
 
 def tokens(source: Path, texts: Mapping[str, Path], work: Path) -> dict[str, str]:
-    from ingot.adapters.options import Protocol
-    from ingot.adapters.transformers_tokenizer import load_tokenizer
-    from ingot.adapters.windows import read_windows
+    from ingot.runtime.evaluation.windows import read_windows
+    from ingot.runtime.loading.options import Protocol
+    from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
     found = {}
     for name, text in texts.items():
@@ -231,7 +231,7 @@ def tokens(source: Path, texts: Mapping[str, Path], work: Path) -> dict[str, str
 
 def tiers(squish: Path) -> Iterator[tuple[str, Path]]:
     """Make each tier the one that is loaded."""
-    from ingot.ops.squish.build import build, drop
+    from ingot.ext.squish.tiers.build import build, drop
 
     for tier in TIERS:
         drop(squish)
@@ -263,9 +263,9 @@ def size_of(path: Path, tier: str) -> int:
 
 
 def gated(squish: Path, text: Path, rise: float) -> dict[str, Any]:
-    from ingot.adapters.gate import PerplexityGate
     from ingot.errors import CodecError
-    from ingot.ops.squish.build import build
+    from ingot.ext.squish.gate import PerplexityGate
+    from ingot.ext.squish.tiers.build import build
 
     try:
         report = build(squish, "3bit", force=True, gate=PerplexityGate(squish, text, rise))
@@ -300,7 +300,7 @@ first text.
 
 
 def render(figures: Mapping[str, Any]) -> str:
-    from ingot.core.memory import format_size
+    from ingot.core.runtime.memory import format_size
 
     about, names = figures["machine"], {"demo": "The model that ships with Ingot", "base": "The base model"}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())

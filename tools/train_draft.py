@@ -21,13 +21,13 @@ import torch
 from torch.nn import functional
 
 import ingot
-from ingot.adapters.generate import draft_head, greedy
-from ingot.adapters.options import Draft, Protocol
-from ingot.adapters.speculate import speculate
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import read_windows, sample_prefix
 from ingot.errors import IngotError
+from ingot.ext.serving.speculate import speculate
+from ingot.runtime.evaluation.generate import draft_head, greedy
+from ingot.runtime.evaluation.windows import read_windows, sample_prefix
+from ingot.runtime.loading.options import Draft, Protocol
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 LENGTH, BATCH, UNROLLED, TEMPERATURE = 128, 12, 2, 0.7
 

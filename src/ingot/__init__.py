@@ -15,51 +15,51 @@ if TYPE_CHECKING:
     from ingot import mlx as mlx
     from ingot import numpy as numpy
     from ingot import torch as torch
-    from ingot import views as views
-    from ingot.adapters.calibrate import calibrate as calibrate
-    from ingot.adapters.compressed import load_compressed_model as load_compressed_model
-    from ingot.adapters.evaluate import evaluate as evaluate
-    from ingot.adapters.transformers import load_model as load_model
+    from ingot import views
+    from ingot.artifacts.open import open as open
+    from ingot.artifacts.save import save as save
+    from ingot.conversion.planfile import execute as execute
+    from ingot.conversion.run import convert as convert
+    from ingot.delta.apply import apply_delta as apply_delta
+    from ingot.delta.apply import revert as revert
+    from ingot.delta.diff import diff as diff
+    from ingot.delta.patch import patch as patch
     from ingot.errors import IngotError as IngotError
+    from ingot.ext.ane.plan import plan as plan
+    from ingot.ext.squish.compressed import load_compressed_model as load_compressed_model
+    from ingot.inspect.compare import compare as compare
+    from ingot.inspect.page.report import report as report
+    from ingot.inspect.seal import seal as seal
+    from ingot.inspect.verify import verify as verify
+    from ingot.library.library import Library as Library
     from ingot.model.checkpoint import Checkpoint as Checkpoint
     from ingot.model.tensor import Tensor as Tensor
-    from ingot.ops.ane.plan import plan as plan
-    from ingot.ops.check.compare import compare as compare
-    from ingot.ops.check.seal import seal as seal
-    from ingot.ops.check.verify import verify as verify
-    from ingot.ops.convert.convert import convert as convert
-    from ingot.ops.convert.planfile import execute as execute
-    from ingot.ops.delta.apply import apply_delta as apply_delta
-    from ingot.ops.delta.apply import revert as revert
-    from ingot.ops.delta.diff import diff as diff
-    from ingot.ops.delta.patch import patch as patch
-    from ingot.ops.library.library import Library as Library
-    from ingot.ops.open import open as open
-    from ingot.ops.report.report import report as report
-    from ingot.ops.save import save as save
+    from ingot.runtime.calibration.calibrate import calibrate as calibrate
+    from ingot.runtime.evaluation.evaluate import evaluate as evaluate
+    from ingot.runtime.loading.transformers import load_model as load_model
 
 _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",
     "IngotError": "ingot.errors",
-    "Library": "ingot.ops.library.library",
+    "Library": "ingot.library.library",
     "Tensor": "ingot.model.tensor",
-    "apply_delta": "ingot.ops.delta.apply",
-    "calibrate": "ingot.adapters.calibrate",
-    "compare": "ingot.ops.check.compare",
-    "convert": "ingot.ops.convert.convert",
-    "diff": "ingot.ops.delta.diff",
-    "evaluate": "ingot.adapters.evaluate",
-    "execute": "ingot.ops.convert.planfile",
-    "load_compressed_model": "ingot.adapters.compressed",
-    "load_model": "ingot.adapters.transformers",
-    "open": "ingot.ops.open",
-    "patch": "ingot.ops.delta.patch",
-    "plan": "ingot.ops.ane.plan",
-    "report": "ingot.ops.report.report",
-    "revert": "ingot.ops.delta.apply",
-    "save": "ingot.ops.save",
-    "seal": "ingot.ops.check.seal",
-    "verify": "ingot.ops.check.verify",
+    "apply_delta": "ingot.delta.apply",
+    "calibrate": "ingot.runtime.calibration.calibrate",
+    "compare": "ingot.inspect.compare",
+    "convert": "ingot.conversion.run",
+    "diff": "ingot.delta.diff",
+    "evaluate": "ingot.runtime.evaluation.evaluate",
+    "execute": "ingot.conversion.planfile",
+    "load_compressed_model": "ingot.ext.squish.compressed",
+    "load_model": "ingot.runtime.loading.transformers",
+    "open": "ingot.artifacts.open",
+    "patch": "ingot.delta.patch",
+    "plan": "ingot.ext.ane.plan",
+    "report": "ingot.inspect.page.report",
+    "revert": "ingot.delta.apply",
+    "save": "ingot.artifacts.save",
+    "seal": "ingot.inspect.seal",
+    "verify": "ingot.inspect.verify",
 }
 _MODULES = ("mlx", "numpy", "torch", "views")
 

@@ -12,14 +12,14 @@ Raises ``MissingExtraError`` where torch or transformers is not installed.
 
 from __future__ import annotations
 
-from ingot.adapters.serving import KV_CACHES, PACKED
 from ingot.core.extras import require
+from ingot.runtime.loading.serving import KV_CACHES, PACKED
 
 EXTRA = "transformers"
 
 for _package in ("torch", "transformers"):
     require(_package, EXTRA)
-_quantizer = require("ingot.adapters.transformers_quantizer", EXTRA)
+_quantizer = require("ingot.runtime.loading.transformers_quantizer", EXTRA)
 _quantizer.register()
 
 IngotConfig = _quantizer.IngotConfig

@@ -25,7 +25,7 @@ def register() -> None:
     """
     for package in ("torch", "transformers", "lm_eval"):
         require(package, EXTRA)
-    require("ingot.adapters.lm_eval", EXTRA)
+    require("ingot.runtime.evaluation.lm_eval", EXTRA)
 
 
 def main() -> int:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ingot.adapters.mlx import from_numpy, to_numpy
-from ingot.adapters.mlx_load import load_model
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.save import save as save_checkpoint
 from ingot.core.border import bordered
 from ingot.core.registry import Registry
-from ingot.ops.open import open as open_checkpoint
-from ingot.ops.save import save as save_checkpoint
+from ingot.runtime.arrays.mlx import from_numpy, to_numpy
+from ingot.runtime.loading.mlx_load import load_model
 
 if TYPE_CHECKING:
-    from ingot.adapters.compressed import load_compressed_mlx as load_compressed_model
+    from ingot.ext.squish.compressed import load_compressed_mlx as load_compressed_model
 
 __all__ = ["load_compressed_model", "load_file", "load_model", "save_file"]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.save import save as save_checkpoint
+from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
 from ingot.model.tensor import Array
-from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
-from ingot.ops.save import save as save_checkpoint
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

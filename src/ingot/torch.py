@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from ingot.adapters.torch import decodes_there, from_numpy
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.save import save as save_checkpoint
+from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
-from ingot.ops.save import save as save_checkpoint
+from ingot.runtime.arrays.torch import decodes_there, from_numpy
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import atheris
 
+from ingot.artifacts.open import with_decoders
 from ingot.errors import IngotError
-from ingot.formats.anek.format import AnekFormat
-from ingot.formats.anek.header import HEADER, seal
-from ingot.formats.anek.index import INDEX
-from ingot.ops.open import with_decoders
+from ingot.ext.ane.kernel_units.format import AnekFormat
+from ingot.ext.ane.kernel_units.header import HEADER, seal
+from ingot.ext.ane.kernel_units.index import INDEX
 from ingot.stores.memory import MemoryStore
 
 CORPUS = Path(__file__).parent.parent / "golden" / "anek"

@@ -21,6 +21,7 @@ from typing import Any
 
 import atheris
 
+from ingot.artifacts.save import plan_tensors, write_tensors
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
@@ -28,7 +29,6 @@ from ingot.formats.coreml.format import CoremlFormat
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME
 from ingot.model.artifact import Artifact
-from ingot.ops.save import plan_tensors, write_tensors
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample
 

@@ -27,9 +27,9 @@ import atheris
 import numpy as np
 
 import ingot
-from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.artifacts.open import open_found
+from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import IngotError
-from ingot.ops.open import open_found
 from ingot.stores.memory import MemoryStore
 from ingot.testing.reading import checked, read_all
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import atheris
 
+from ingot.artifacts.open import with_decoders
 from ingot.errors import IngotError
 from ingot.formats.gguf.format import GgufFormat
-from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
 
 CORPUS = Path(__file__).parent.parent / "golden" / "gguf"

@@ -23,7 +23,7 @@ from common import VALUES, as_json, changed, fuzz
 
 import ingot
 from ingot.errors import IngotError
-from ingot.ops.library import manifest
+from ingot.library import manifest
 from ingot.testing.reading import checked
 
 BASE = Path(tempfile.mkdtemp(prefix="ingot-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))

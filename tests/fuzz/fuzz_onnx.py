@@ -15,13 +15,13 @@ from pathlib import Path
 
 import atheris
 
+from ingot.artifacts.open import with_decoders
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.spec import TensorSpec
-from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
 
 CORPUS = Path(__file__).parent.parent / "golden" / "onnx"

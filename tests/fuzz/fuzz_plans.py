@@ -21,11 +21,11 @@ import numpy as np
 from common import VALUES, as_json, changed, fuzz
 
 import ingot
+from ingot.conversion import run as convert
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.planfile import plan_json
+from ingot.delta import planfile
 from ingot.errors import IngotError, UsageError
-from ingot.ops.convert import convert
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.planfile import plan_json
-from ingot.ops.delta import planfile
 from ingot.stores.memory import MemoryTarget, shared_files
 from ingot.testing.reading import checked
 

@@ -19,9 +19,9 @@ import tomli_w
 from common import VALUES, changed, fuzz
 
 import ingot
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.options import ConvertOptions
 from ingot.recipes.load import PRESETS, parse_recipe, preset_text
 from ingot.recipes.recipe import resolve
 from ingot.stores.memory import shared_files

@@ -25,7 +25,7 @@ import atheris
 import numpy as np
 
 from ingot.errors import IngotError
-from ingot.formats.squizd.reader import read_catalog
+from ingot.ext.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
 from ingot.testing.reading import checked, read_all
 from ingot.testing.squizd import squizd

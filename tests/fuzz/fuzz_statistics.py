@@ -21,7 +21,7 @@ import numpy as np
 from common import VALUES, change_value, fuzz
 
 import ingot
-from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import IngotError
 from ingot.model.statistics import FIELDS, Statistics
 from ingot.stores.memory import shared_files

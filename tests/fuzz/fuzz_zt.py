@@ -20,7 +20,7 @@ from typing import Any
 
 import atheris
 
-from ingot.core import cbor
+from ingot.core.parsing import cbor
 from ingot.errors import IngotError
 from ingot.formats.zt.reader import read_catalog
 from ingot.model.bytesource import MemorySource

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import atheris
 
-from ingot.core import cbor, checksums
+from ingot.artifacts.open import with_decoders
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
 from ingot.errors import IngotError
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MAGIC, Footer, align
-from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
 
 CORPUS = Path(__file__).parent.parent / "golden" / "zt2" / "conformance.zip"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.formats.anek.header import seal, stated
-from ingot.formats.anek.index import INDEX, Index
-from ingot.formats.anek.pack import KernelWeight, pack_unit
-from ingot.targets.ane.activation import ActivationLut
-from ingot.targets.ane.chips import load_chip
+from ingot.ext.ane.chips.activation import ActivationLut
+from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.kernel_units.header import seal, stated
+from ingot.ext.ane.kernel_units.index import INDEX, Index
+from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 
 FOLDER = Path(__file__).parent / "anek"
 SHAPE = (20, 6)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ingot
-from ingot.core.wire import bytes_field, number_field, varint
+from ingot.core.parsing.wire import bytes_field, number_field, varint
 from ingot.formats.onnx.graph import INITIALIZERS
 from ingot.formats.onnx.types import TYPES
 from ingot.recipes.choice import Choice

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.testing.squizd import Made, squizd
 from ingot.testing.squizd_items import Array, Item, astc, bitmap, dense, pruned, quantized, tca
 
@@ -340,7 +340,7 @@ def valid(*, sealed: bool = False) -> dict[str, bytes]:
 
 def expected(data: bytes) -> dict[str, Any]:
     """What reading a valid file gives: each tensor's header, a hash of every part's bytes, notes, attachments."""
-    from ingot.formats.squizd.reader import read_catalog
+    from ingot.ext.squizd.reader import read_catalog
     from ingot.model.bytesource import MemorySource
 
     def listed(tensors: Any) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ingot.core import cbor, checksums
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
 from ingot.testing.zt import OMIT, component, manifest, nested, replace_at, tensor, zstd_frame, zt_file
 
 ROOT = Path(__file__).parent / "zt"
@@ -452,7 +453,7 @@ def damaged() -> dict[str, bytes]:
 
 def expected(data: bytes) -> dict[str, Any]:
     """What reading a valid file gives: each tensor's header, and a hash of every part's decoded bytes."""
-    from ingot.core.encodings import ENCODINGS
+    from ingot.core.bytes.encodings import ENCODINGS
     from ingot.formats.zt.reader import read_catalog
     from ingot.model.bytesource import MemorySource
     from ingot.model.layouts.ids import file_id

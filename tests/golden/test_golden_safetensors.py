@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import safetensors
 
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
 from ingot.errors import IngotError
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = Path(__file__).parent / "safetensors"

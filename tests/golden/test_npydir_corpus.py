@@ -12,7 +12,7 @@ import pytest
 
 import ingot
 from ingot.errors import FormatError, IngotError
-from ingot.formats.npydir.reader import read_catalog
+from ingot.ext.squish.npydir.reader import read_catalog
 from ingot.stores.memory import MemoryStore
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import dtype
+from ingot.core.numeric.dtypes import dtype
 from ingot.errors import UnsupportedError
 from ingot.testing.entries import stored_entries
 

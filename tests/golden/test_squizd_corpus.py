@@ -15,7 +15,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.formats.squizd.reader import read_catalog
+from ingot.ext.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
 
 HERE = Path(__file__).parent

@@ -14,15 +14,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ingot.artifacts.open import Source
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.manifest import Object
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.types import types_stored
+from ingot.inspect.verify import examine
 from ingot.model.bytesource import MemorySource
-from ingot.ops.check.verify import examine
-from ingot.ops.open import Source
 from ingot.stores.memory import MemoryStore
 
 HERE = Path(__file__).parent / "zt2"

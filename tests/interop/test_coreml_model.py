@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.llama import LlamaConfig
+from ingot.conversion.coreml.model import extract_model
 from ingot.demo.llama import Llama
-from ingot.ops.ane.coreml_model import extract_model
+from ingot.naming.llama import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.conversion.coreml.layer import extract_layer
 from ingot.formats.coreml.mil import parse_model
-from ingot.ops.ane.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 

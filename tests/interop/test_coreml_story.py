@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import UnsupportedError
-from ingot.ops.ane.suggest import suggest
+from ingot.ext.ane.suggest import suggest
 
 pytest.importorskip("coremltools")
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.ops.identity import content_id
+from ingot.artifacts.identity import content_id
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 BASE, TUNED = MODELS / "base", MODELS / "finetune"

@@ -12,9 +12,9 @@ import pytest
 
 import ingot
 from ingot.codecs.table import CODECS
+from ingot.delta.parent import matching_order, parent_hash, parent_orders
 from ingot.errors import IngotError
 from ingot.model.delta import Change, DeltaInfo, Identity
-from ingot.ops.delta.parent import matching_order, parent_hash, parent_orders
 from ingot.testing.codecs import encode_tensor
 
 dt = pytest.importorskip("deltatensors")

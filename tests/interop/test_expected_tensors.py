@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot.ops.architectures.expected import expected_tensors
+from ingot.translate.expected import expected_tensors
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

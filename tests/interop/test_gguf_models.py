@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
-from ingot.ops.architectures import tokenizer
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.testing.entries import stored_entries
+from ingot.translate import tokenizer
 
 gguf = pytest.importorskip("gguf")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ingot.adapters.transformers_tokenizer import _PROBE
 from ingot.errors import UnsupportedError
-from ingot.ops.architectures import companions, pieces, pretokenizers, tokenizer
+from ingot.runtime.loading.transformers_tokenizer import _PROBE
+from ingot.translate import companions, pieces, pretokenizers, tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.artifacts.companions import find_companions
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import shard_names, split
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.companions import find_companions
 from ingot.stores.local import LocalStore
 
 

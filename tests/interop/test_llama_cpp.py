@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 PYTHON = os.environ.get("INGOT_LLAMA_PYTHON", "")
 pytestmark = [

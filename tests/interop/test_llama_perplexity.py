@@ -41,10 +41,10 @@ def by_llama_cpp(model: Path, text: Path, length: int, count: int) -> dict[str, 
 
 
 def by_ingot(model: Path, text: Path, length: int, count: int) -> tuple[float, int | None, list[list[int]]]:
-    from ingot.adapters.evaluate import evaluate
-    from ingot.adapters.options import Protocol
-    from ingot.adapters.transformers_tokenizer import load_tokenizer
-    from ingot.adapters.windows import read_windows
+    from ingot.runtime.evaluation.evaluate import evaluate
+    from ingot.runtime.evaluation.windows import read_windows
+    from ingot.runtime.loading.options import Protocol
+    from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
     shape = Protocol(window=length, sequences=count)
     result, windows = evaluate(model, text, None, shape), read_windows(load_tokenizer(model), text, shape)

@@ -61,8 +61,8 @@ def test_a_local_task(demo: Path, tmp_path: Path) -> None:
 
 
 def by_hand(folder: Path, context: str, continuation: str) -> float:
-    from ingot.adapters.transformers import load_model
-    from ingot.adapters.transformers_tokenizer import load_tokenizer
+    from ingot.runtime.loading.transformers import load_model
+    from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype="f32")
     before, both = tokenizer(context).input_ids, tokenizer(context + continuation).input_ids
@@ -74,8 +74,8 @@ def by_hand(folder: Path, context: str, continuation: str) -> float:
 def test_generation_rolling_and_refusals(demo: Path) -> None:
     from lm_eval.api.instance import Instance
 
-    from ingot.adapters.lm_eval import IngotLM
     from ingot.errors import IngotError
+    from ingot.runtime.evaluation.lm_eval import IngotLM
 
     def request(kind: str, *arguments: object) -> Instance:
         return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
@@ -136,7 +136,7 @@ def test_scores_are_those_of_the_harness_own_model(
 ) -> None:
     from lm_eval.api.instance import Instance
 
-    from ingot.adapters.lm_eval import IngotLM
+    from ingot.runtime.evaluation.lm_eval import IngotLM
 
     def requests(kind: str, arguments: Any) -> list[Instance]:
         return [Instance(request_type=kind, doc={}, arguments=item, idx=i) for i, item in enumerate(arguments)]

@@ -22,7 +22,7 @@ mx = pytest.importorskip("mlx.core")
 mlx_lm = pytest.importorskip("mlx_lm")
 
 from ingot.mlx import load_model  # noqa: E402
-from ingot.ops.architectures.mlx_families import MODULES, REMAPPED  # noqa: E402
+from ingot.translate.mlx_families import MODULES, REMAPPED  # noqa: E402
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 IDS = mx.array([[1, 2, 3, 500, 77, 4000, 9]])

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters.transformers import load_model
+from ingot.runtime.loading.transformers import load_model
 
 pytestmark = pytest.mark.skipif(not os.environ.get("INGOT_PEERS"), reason="INGOT_PEERS is not set: make peers")
 TOKENS = torch.arange(3, 60)[None]

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.cluster import tasks
+from ingot.cluster import tasks
+from ingot.delta.cost import delta_cost
 from ingot.errors import IngotError
 from ingot.model.store import Listing
-from ingot.ops.delta.cost import delta_cost
 from ingot.stores.table import from_url
 from ingot.testing.s3 import bucket, environment, moto
 

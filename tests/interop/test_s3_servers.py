@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.cluster import pool
-from ingot.engine.cluster.pool import Processes
+from ingot.cluster import pool
+from ingot.cluster.pool import Processes
 from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.remote import client

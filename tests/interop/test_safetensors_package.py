@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 import ingot.numpy
 import ingot.torch
-from ingot.adapters.torch import from_numpy as to_torch
-from ingot.adapters.torch import to_numpy
-from ingot.core.dtypes import BY_SAFETENSORS, numpy_dtype
+from ingot.artifacts.state_dict import open_bytes
+from ingot.core.numeric.dtypes import BY_SAFETENSORS, numpy_dtype
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.in_memory import open_bytes
+from ingot.runtime.arrays.torch import from_numpy as to_torch
+from ingot.runtime.arrays.torch import to_numpy
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import dense, feed
 

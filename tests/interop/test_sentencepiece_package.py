@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.special_tokens import surrounding_tokens
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.core.wire import bytes_field, number_field
-from ingot.ops.architectures import companions, sentencepiece, tokenizer
-from ingot.ops.architectures.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
+from ingot.core.parsing.wire import bytes_field, number_field
+from ingot.runtime.evaluation.special_tokens import surrounding_tokens
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
+from ingot.translate import companions, sentencepiece, tokenizer
+from ingot.translate.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
 
 spm = pytest.importorskip("sentencepiece")
 pytest.importorskip("google.protobuf")

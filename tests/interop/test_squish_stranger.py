@@ -22,15 +22,15 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import ingot
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.transformers import load_model
-from ingot.core.memory import anonymous_rss
+from ingot.artifacts.open import with_decoders
+from ingot.core.runtime.memory import anonymous_rss
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError
-from ingot.formats.npydir.format import NpydirFormat
-from ingot.ops.open import with_decoders
-from ingot.ops.squish.choose import choose
-from ingot.ops.squish.prepare import prepare
+from ingot.ext.squish.npydir.format import NpydirFormat
+from ingot.ext.squish.tiers.choose import choose
+from ingot.ext.squish.tiers.prepare import prepare
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.transformers import load_model
 from ingot.stores.local import LocalStore
 from ingot.testing.matrix import explore
 from ingot.testing.stores import CountingStore
@@ -98,7 +98,7 @@ def test_a_reader_of_the_document_has_the_same_values(model: Path, recipe: str, 
 
 
 def test_four_bits_in_place_are_read_by_the_stranger(tmp_path: Path) -> None:
-    from ingot.ops.squish.int4 import add_int4
+    from ingot.ext.squish.tiers.int4 import add_int4
 
     ingot.convert(DEMO, tmp_path / "squish", "squish-int8", "npydir")
     for drop in (False, True):

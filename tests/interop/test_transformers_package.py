@@ -12,9 +12,9 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.options import Protocol
-from ingot.adapters.transformers import load_model
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.transformers import load_model
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 BASE = MODELS / "base"

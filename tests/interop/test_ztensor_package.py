@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import ztensor
 
-from ingot.core import checksums
-from ingot.core.chunk_digests import LARGE
-from ingot.core.dtypes import STORAGE_DTYPES, numpy_dtype
-from ingot.core.encodings import FRAME, compress_frame
+from ingot.core.bytes import checksums
+from ingot.core.bytes.chunk_digests import LARGE
+from ingot.core.bytes.encodings import FRAME, compress_frame
+from ingot.core.numeric.dtypes import STORAGE_DTYPES, numpy_dtype
 from ingot.errors import IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.zt.format import ZtFormat

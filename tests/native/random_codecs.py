@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core import isa
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import isa
 from ingot.errors import IngotError, MissingExtraError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Tensor

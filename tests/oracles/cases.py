@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

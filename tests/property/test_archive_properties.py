@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.archive import pack, unpack
+from ingot.core.files.archive import pack, unpack
 from ingot.errors import IngotError
 
 NAMES = st.text("abcxyz-_.é 0", min_size=1, max_size=6).filter(lambda name: name.strip(".") and name.isprintable())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core import cbor
+from ingot.core.parsing import cbor
 from ingot.errors import FormatError, IngotError
 
 SCALARS = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ingot.codecs.delta.exact import ExactDelta
 from ingot.codecs.delta.exact_chunks import pack, params_for, unpack
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits, chunks

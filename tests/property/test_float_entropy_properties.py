@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.codecs.lossless.float_entropy import EntropyCodec
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.testing.codecs import bits, encode_tensor, read_rows, zstd_part
 from ingot.testing.reference import float_entropy as reference
 from ingot.testing.strategies import Array, arrays, shapes

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
 from ingot.testing.strategies import WHOLE_BYTE_DTYPES, random_bits
@@ -66,7 +66,7 @@ def arrays_of(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _numpy(dtype: str) -> Any:
-    from ingot.core.dtypes import numpy_dtype
+    from ingot.core.numeric.dtypes import numpy_dtype
 
     return numpy_dtype(dtype)
 

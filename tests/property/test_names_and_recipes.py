@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core.names import ROLES, layer_of, role_of
+from ingot.naming.names import ROLES, layer_of, role_of
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import WEIGHT_DTYPES, resolve
 from ingot.testing.strategies import dtypes, names, shapes

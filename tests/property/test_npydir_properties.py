@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.errors import IngotError
+from ingot.ext.squish.npydir import npy
+from ingot.ext.squish.npydir.format import NpydirFormat
+from ingot.ext.squish.npydir.reader import read_catalog
 from ingot.formats.base import WriteOptions
 from ingot.formats.detect import listing
-from ingot.formats.npydir import npy
-from ingot.formats.npydir.format import NpydirFormat
-from ingot.formats.npydir.reader import read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget

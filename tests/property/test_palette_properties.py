@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError, IngotError
 from ingot.model.layouts.palette import BITS, LEGAL_VECTORS, VECTOR_SIZES, require_vector_size
 from ingot.model.part import memory_part

@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.blocks import Blocks
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.blocks import Blocks
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
+from ingot.ext.squizd.format import SquizdFormat
+from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import WriteOptions
-from ingot.formats.squizd.format import SquizdFormat
-from ingot.formats.squizd.reader import read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.ids import file_id

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot import views
+from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.codecs.table import CODECS
-from ingot.core.blocks import Blocks, block_count
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.blocks import Blocks, block_count
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.in_memory import open_bytes, save_bytes
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
 
 # Pairs, so that some can be joined as they are stored.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.table import CODECS
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.wdelta.digest import check_digest

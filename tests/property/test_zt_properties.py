@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import FormatError, IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.zt.format import ZtFormat

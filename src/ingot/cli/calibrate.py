@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import typer
 
-from ingot.adapters.calibration import CalibrateOptions, CalibratePlan
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
+from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
 
 EPILOG = (
     "Examples:\n\n"
@@ -29,7 +29,7 @@ def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False)
 
     Needs the extra transformers.
     """
-    from ingot.adapters.calibrate import calibrate
+    from ingot.runtime.calibration.calibrate import calibrate
 
     def say(plan: CalibratePlan) -> None:
         if not quiet:

@@ -19,14 +19,14 @@ def register(app: typer.Typer) -> None:
 
 def formats(json: Json = False) -> None:
     """List the formats, their suffixes, and the codecs that each carries."""
-    from ingot.ops.catalog import formats_report
+    from ingot.inspect.catalog import formats_report
 
     render(formats_report(), json=json)
 
 
 def codecs(json: Json = False) -> None:
     """List the codecs, whether they are lossless, and the formats that carry them."""
-    from ingot.ops.catalog import codecs_report
+    from ingot.inspect.catalog import codecs_report
 
     render(codecs_report(), json=json)
 
@@ -36,7 +36,7 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the preset recipes, or print one as TOML."""
-    from ingot.ops.catalog import recipes_report
+    from ingot.inspect.catalog import recipes_report
     from ingot.recipes.load import preset_text
 
     if name is not None:

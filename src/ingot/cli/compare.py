@@ -10,10 +10,10 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
-from ingot.ops.check.options import CompareOptions
+from ingot.inspect.options import CompareOptions
 
 if TYPE_CHECKING:
-    from ingot.model.report import Report
+    from ingot.reporting.report import Report
 
 EPILOG = (
     "Examples:\n\n"
@@ -51,7 +51,7 @@ def command(
 
 
 def _compare(options: CompareOptions, top: int, *, quiet: bool) -> tuple[bool, Report]:
-    from ingot.ops.check.compare import compare
+    from ingot.inspect.compare import compare
 
     with progress_bar("comparing", quiet=quiet) as progress:
         report = compare(replace(options, progress=progress))
@@ -60,7 +60,7 @@ def _compare(options: CompareOptions, top: int, *, quiet: bool) -> tuple[bool, R
 
 def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tuple[bool, Report]:
     """Return whether a delta is exact, and what it costs, largest error first."""
-    from ingot.ops.delta.cost import cost_report, delta_cost
+    from ingot.delta.cost import cost_report, delta_cost
 
     limit, by = options.max_decompressed, (options.engine, options.address)
     with progress_bar("comparing", quiet=quiet) as progress:

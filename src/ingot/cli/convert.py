@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from ingot.artifacts.options import LIMITS
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.options import LIMITS
+from ingot.conversion.options import ConvertOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -58,7 +58,7 @@ def command(
     if dry_run or plan_out is not None:
         _dry_run(options, plan_out, quiet=quiet or not dry_run, json=json)
         return
-    from ingot.ops.convert.convert import convert
+    from ingot.conversion.run import convert
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = convert(replace(options, progress=progress))
@@ -67,8 +67,8 @@ def command(
 
 
 def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json: bool) -> None:
-    from ingot.ops.convert.convert import prepare
-    from ingot.ops.convert.planfile import save_plan
+    from ingot.conversion.planfile import save_plan
+    from ingot.conversion.run import prepare
 
     with prepare(options) as prepared:
         if plan_out is not None:

@@ -13,7 +13,7 @@ import typer
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line, table
 from ingot.errors import printable
-from ingot.model.words import size_text
+from ingot.reporting.text import size_text
 
 
 def register(app: typer.Typer) -> None:

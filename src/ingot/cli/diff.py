@@ -11,10 +11,10 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
-from ingot.ops.delta.options import DiffOptions
+from ingot.delta.options import DiffOptions
 
 if TYPE_CHECKING:
-    from ingot.ops.delta.expected import DiffPlan
+    from ingot.delta.strategy import DiffPlan
 
 EPILOG = (
     "Examples:\n\n"
@@ -40,7 +40,7 @@ def command(
 
     The delta names its base by content, so that a re-sharded or converted one is known again.
     """
-    from ingot.ops.delta.diff import diff
+    from ingot.delta.diff import diff
 
     def say(plan: DiffPlan) -> None:
         if not quiet:

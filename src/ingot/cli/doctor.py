@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def command(json: Json = False) -> None:
     """Say what this installation has, and what to do about what is missing."""
-    from ingot.ops.check.doctor import checks_report, examine
+    from ingot.inspect.doctor import checks_report, examine
 
     checks = examine()
     render(checks_report(checks), json=json)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingot.adapters.options import Loading, Measures, Protocol
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, print_json, progress_bar
 from ingot.cli.render import render
+from ingot.runtime.loading.options import Loading, Measures, Protocol
 
 EPILOG = (
     "Examples:\n\n"
@@ -42,7 +42,7 @@ def command(
     With intervals of 95 %, over windows drawn again. Exit code 1 if the model does not keep to --gate.
     Needs the extra transformers.
     """
-    from ingot.adapters.evaluate import evaluate
+    from ingot.runtime.evaluation.evaluate import evaluate
 
     with progress_bar("evaluating", quiet=quiet or json) as progress:
         result = evaluate(model, text, reference, protocol, loading, replace(measures, progress=progress))

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.artifacts.extract_options import CoremlOptions, DraftOptions, LayerOptions, ModelOptions
 from ingot.cli.derive import option
 from ingot.cli.output import Json, print_json, progress_bar
 from ingot.cli.render import render
 from ingot.errors import UsageError, printable
-from ingot.ops.extract_options import CoremlOptions, DraftOptions, LayerOptions, ModelOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -99,7 +99,7 @@ def _require(asked: _Asked, whole: ModelOptions) -> None:
 
 def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
     """Take out the draft head; return its figures, and a line for people."""
-    from ingot.ops.attachments import extract_draft
+    from ingot.artifacts.attachments import extract_draft
 
     shape, where = extract_draft(options), printable(str(options.out))
     if shape is None:
@@ -112,14 +112,14 @@ def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
 
 
 def _coreml(options: CoremlOptions) -> tuple[dict[str, Any], str]:
-    from ingot.ops.attachments import extract_coreml
+    from ingot.artifacts.attachments import extract_coreml
 
     where = str(extract_coreml(options))
     return {"path": where}, printable(where)
 
 
 def _layer(options: LayerOptions) -> tuple[dict[str, Any], str]:
-    from ingot.ops.ane.coreml_layer import extract_layer
+    from ingot.conversion.coreml.layer import extract_layer
 
     report = extract_layer(options)
     rounded = ", rounded to f16" if report.rounded else ""
@@ -131,7 +131,7 @@ def _layer(options: LayerOptions) -> tuple[dict[str, Any], str]:
 
 
 def _model(options: ModelOptions, *, json: bool) -> None:
-    from ingot.ops.ane.coreml_model import extract_model
+    from ingot.conversion.coreml.model import extract_model
 
     with progress_bar("writing", quiet=json) as progress:
         report = extract_model(replace(options, progress=progress))

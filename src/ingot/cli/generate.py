@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.adapters.options import Draft, LoadOptions
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line
 from ingot.errors import printable
-from ingot.model.words import size_text
+from ingot.reporting.text import size_text
+from ingot.runtime.loading.options import Draft, LoadOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -49,7 +49,7 @@ def command(
     Needs the extra transformers. The text goes to stdout, the figures to stderr. With a draft head the text is the
     same, and sooner there where the head is often right.
     """
-    from ingot.adapters.generate import generate
+    from ingot.runtime.evaluation.generate import generate
 
     asked = drafting if draft or drafting.head is not None else None
     generated = generate(load, prompt, max_tokens, asked)

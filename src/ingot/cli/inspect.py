@@ -7,14 +7,14 @@ from typing import Protocol
 
 import typer
 
+from ingot.artifacts.options import AnyPath
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.core.registry import Instances
 from ingot.errors import IngotError
+from ingot.inspect.options import InspectOptions
 from ingot.model.store import Store
-from ingot.ops.check.options import InspectOptions
-from ingot.ops.options import AnyPath
 
 _HEAD = 16
 
@@ -55,8 +55,8 @@ def command(options: InspectOptions, json: Json = False) -> None:
     Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
     kernels.
     """
-    from ingot.ops.check.overview import describe
-    from ingot.ops.open import find
+    from ingot.artifacts.open import find
+    from ingot.inspect.overview import describe
 
     store, name = find(options.path, "pread" if options.content_id else "auto")
     inspector = _inspector_for(store, name)

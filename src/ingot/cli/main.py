@@ -24,8 +24,8 @@ from ingot.cli.help import without_types
 from ingot.cli.output import Output, open_streams, print_json
 from ingot.cli.tables import line
 from ingot.cli.welcome import overview, welcome
-from ingot.core.atomic import PUBLISHED
 from ingot.core.border import foreign_error, system_error
+from ingot.core.files.atomic import PUBLISHED
 from ingot.core.suggest import did_you_mean
 from ingot.errors import PluginError, ResourceError, printable
 

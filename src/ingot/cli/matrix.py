@@ -7,7 +7,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json
 from ingot.cli.render import render
-from ingot.ops.convert.options import MatrixOptions
+from ingot.conversion.options import MatrixOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -27,6 +27,6 @@ def command(options: MatrixOptions, json: Json = False) -> None:
 
     Writes nothing. Reads headers, and scales and zero points where only they tell.
     """
-    from ingot.ops.convert.matrix import matrix
+    from ingot.conversion.matrix import matrix
 
     render(matrix(options).report(), json=json)

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ingot.core.memory import format_size
-from ingot.core.progress import ProgressCallback, ProgressEvent
-from ingot.core.system import is_reader_gone
+from ingot.core.files.system import is_reader_gone
+from ingot.core.runtime.memory import format_size
+from ingot.core.runtime.progress import ProgressCallback, ProgressEvent
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]

@@ -9,7 +9,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
-from ingot.ops.delta.options import PatchOptions
+from ingot.delta.options import PatchOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -29,7 +29,7 @@ def command(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> 
 
     A wrong base, or deltas in a wrong order, are refused: nothing appears under OUT.
     """
-    from ingot.ops.delta.patch import patch
+    from ingot.delta.patch import patch
 
     with progress_bar("patching", quiet=quiet or json) as progress:
         report = patch(replace(options, progress=progress))

@@ -7,8 +7,8 @@ from typing import Any
 
 from ingot.cli.output import print_json
 from ingot.cli.tables import line, table
-from ingot.model.report import Figure, Line, Report, Table
-from ingot.model.words import LEFT, cell, told
+from ingot.reporting.report import Figure, Line, Report, Table
+from ingot.reporting.text import LEFT, cell, told
 
 
 def render(report: Report, *, json: bool = False, quiet: bool = False) -> None:

@@ -10,7 +10,7 @@ from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.errors import UsageError
-from ingot.ops.report.options import ReportOptions
+from ingot.inspect.page.options import ReportOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -34,7 +34,7 @@ def command(options: ReportOptions, quiet: Quiet = False, json: Json = False) ->
     """
     if options.out is None and not json:
         raise UsageError("expected the page to write (--out NAME.html), or --json, found neither", rule="report.page")
-    from ingot.ops.report.report import report
+    from ingot.inspect.page.report import report
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         found = report(replace(options, progress=progress))

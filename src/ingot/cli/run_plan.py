@@ -9,7 +9,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
-from ingot.ops.convert.options import ExecuteOptions
+from ingot.conversion.options import ExecuteOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -28,7 +28,7 @@ def command(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -
 
     The result is byte for byte that of the conversion itself.
     """
-    from ingot.ops.convert.planfile import execute
+    from ingot.conversion.planfile import execute
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))

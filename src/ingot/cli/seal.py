@@ -9,7 +9,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
-from ingot.ops.check.options import SealOptions
+from ingot.inspect.options import SealOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -28,7 +28,7 @@ def command(options: SealOptions, quiet: Quiet = False, json: Json = False) -> N
 
     Readers from afar prove each chunk by them as it comes, verify checks them, verify --repair puts right what differs.
     """
-    from ingot.ops.check.seal import seal, sealed_report
+    from ingot.inspect.seal import seal, sealed_report
 
     with progress_bar("sealing", quiet=quiet or json) as progress:
         written = seal(replace(options, progress=progress))

@@ -9,7 +9,7 @@ import typer
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
-from ingot.ops.library.options import (
+from ingot.library.options import (
     AddOptions,
     CheckOptions,
     CollectOptions,
@@ -52,7 +52,7 @@ def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
     New tensors are stored as differences to those of the nearest artifact, or compressed, whichever is smaller; before
     the artifact is listed, all files are made again and compared.
     """
-    from ingot.ops.library.add import add as add_to
+    from ingot.library.add import add as add_to
 
     with progress_bar("adding", quiet=quiet or json) as progress:
         added = add_to(replace(options, progress=progress))
@@ -61,7 +61,7 @@ def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Write an artifact as it was added, bit for bit, or converted into another container."""
-    from ingot.ops.library.get import get as get_from
+    from ingot.library.get import get as get_from
 
     with progress_bar("writing", quiet=quiet or json) as progress:
         got = get_from(replace(options, progress=progress))
@@ -70,29 +70,29 @@ def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 def ls(options: ListOptions, json: Json = False) -> None:
     """List the artifacts: bytes of their files, bytes that they take, and how many of these are shared."""
-    from ingot.ops.library.keep import ls as list_all
+    from ingot.library.keep import ls as list_all
 
     render(list_all(options).report(), json=json)
 
 
 def rm(options: RemoveOptions) -> None:
     """Remove an artifact from the list; its objects go with `ingot store gc`, unless others need them."""
-    from ingot.ops.library.keep import rm as remove
+    from ingot.library.keep import rm as remove
 
     remove(options)
 
 
 def gc(options: CollectOptions, json: Json = False) -> None:
     """Remove objects that no artifact needs, and what interrupted additions left, while nobody uses the library."""
-    from ingot.ops.library.keep import gc as collect
+    from ingot.library.keep import gc as collect
 
     render(collect(options).report(), json=json)
 
 
 def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
-    from ingot.ops.check.findings import verify_report
-    from ingot.ops.library.keep import verify as check
+    from ingot.inspect.findings import verify_report
+    from ingot.library.keep import verify as check
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = check(replace(options, progress=progress))

@@ -11,7 +11,7 @@ from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
-from ingot.ops.check.options import VerifyOptions
+from ingot.inspect.options import VerifyOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -36,8 +36,8 @@ def command(
 
     Exit code 1 if it is not.
     """
-    from ingot.ops.check.findings import finding_text, verify_report
-    from ingot.ops.check.verify import verify
+    from ingot.inspect.findings import finding_text, verify_report
+    from ingot.inspect.verify import verify
 
     with progress_bar("verifying", quiet=quiet or json) as progress:
         findings = verify(replace(options, progress=progress))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core.buffers import fresh
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.memory import available_ram
+from ingot.core.numeric.buffers import fresh
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import Layout

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Array
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ingot.core import native
-from ingot.core.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
+from ingot.core.numeric.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 

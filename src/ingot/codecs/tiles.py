@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import LARGEST, as_bits, float_name, written
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import LARGEST, as_bits, float_name, written
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 

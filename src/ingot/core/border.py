@@ -14,7 +14,7 @@ from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from ingot.core.oserrors import read_error, write_error
+from ingot.core.files.oserrors import read_error, write_error
 from ingot.errors import IngotError, ResourceError, UsageError
 
 P = ParamSpec("P")

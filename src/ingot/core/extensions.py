@@ -8,33 +8,33 @@ from __future__ import annotations
 
 EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.commands": {
-        "cache": "ingot.cli.cache:register",
-        "int4": "ingot.cli.int4:register",
-        "kernel": "ingot.cli.kernel:register",
-        "lut": "ingot.cli.lut:register",
-        "plan": "ingot.cli.plan:register",
+        "cache": "ingot.ext.squish.cli.cache:register",
+        "int4": "ingot.ext.squish.cli.int4:register",
+        "kernel": "ingot.ext.ane.cli.kernel:register",
+        "lut": "ingot.ext.ane.cli.lut:register",
+        "plan": "ingot.ext.ane.cli.plan:register",
     },
     "ingot.draft_decoders": {
-        "eagle3": "ingot.adapters.speculate:EagleDecoding",
+        "eagle3": "ingot.ext.serving.speculate:EagleDecoding",
     },
     "ingot.inspectors": {
-        "anek": "ingot.cli.program:KernelInspector",
-        "hwx": "ingot.cli.program:ProgramInspector",
+        "anek": "ingot.ext.ane.cli.program:KernelInspector",
+        "hwx": "ingot.ext.ane.cli.program:ProgramInspector",
     },
     "ingot.kv_caches": {
-        "packed": "ingot.adapters.kv_cache:PackedCaching",
+        "packed": "ingot.ext.serving.kv_cache:PackedCaching",
     },
     "ingot.mlx_functions": {
-        "load_compressed_model": "ingot.adapters.compressed:load_compressed_mlx",
+        "load_compressed_model": "ingot.ext.squish.compressed:load_compressed_mlx",
     },
     "ingot.model_preparers": {
-        "squish": "ingot.ops.squish.preparer:TierPreparer",
+        "squish": "ingot.ext.squish.tiers.preparer:TierPreparer",
     },
     "ingot.report_sections": {
-        "chips": "ingot.ops.ane.report_section:ChipSection",
+        "chips": "ingot.ext.ane.report_section:ChipSection",
     },
     "ingot.stack_selectors": {
-        "squizd": "ingot.targets.dispatch:SquizdStacks",
+        "squizd": "ingot.ext.squizd.dispatch:SquizdStacks",
     },
 }
 """Group to names to ``"module:attribute"``."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.core.llama import LlamaConfig
 from ingot.errors import UsageError
+from ingot.naming.llama import LlamaConfig
 
 Floats = NDArray[np.float32]
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.config import CONFIG, parse_config
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
+from ingot.conversion.run import convert
 from ingot.demo.llama import Llama, perplexity
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError
-from ingot.ops.check.compare import compare
-from ingot.ops.convert.convert import convert
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
+from ingot.inspect.compare import compare
+from ingot.naming.config import CONFIG, parse_config
 
 RUNS = (
     ("bf16", ".zt"),

@@ -10,17 +10,17 @@ from msgspec import Struct
 
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
-from ingot.core.structs import warm
+from ingot.core.parsing.structs import warm
 from ingot.engine.data import spec_data, spec_of, unplain
+from ingot.engine.diff_step import Diff
 from ingot.engine.fit import why_incomparable
-from ingot.engine.pair import Diff
-from ingot.engine.route import Patch, Route, at_end
+from ingot.engine.patch_step import Patch, Route, at_end
 from ingot.engine.specs import difference_spec, encoded_spec
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import FormatError, IngotError
-from ingot.formats.accepts import accepts, recoded
 from ingot.formats.base import Format
+from ingot.formats.shared.accepts import accepts, recoded
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor

@@ -7,12 +7,12 @@ from math import prod
 
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.core.parallel import HEAVY, go_on
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.runtime.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
-from ingot.model.limits import require_in_proportion
-from ingot.model.ranges import is_distant
+from ingot.model.reading.limits import require_in_proportion
+from ingot.model.reading.ranges import is_distant
 from ingot.model.tensor import Array, Tensor
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES
-from ingot.core.memory import format_size
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.runtime.memory import format_size
 from ingot.engine.work import Chunking, Room
 from ingot.errors import ResourceError
 from ingot.model.tensor import Tensor

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.engine.pair import Diff
-from ingot.engine.route import Patch
+from ingot.engine.diff_step import Diff
+from ingot.engine.patch_step import Patch
 from ingot.engine.steps import Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.model.spec import PartSpec, TensorSpec

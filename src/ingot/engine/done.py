@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.stats import ErrorStats
+from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.work import Step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ingot.core.stats import ErrorStats
+from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.pipeline import Begin, Chunk, End, Pipeline
 
 

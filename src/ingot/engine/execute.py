@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Protocol
 
-from ingot.core.atomic import Staging
-from ingot.core.parallel import Workers
-from ingot.core.stats import ErrorStats
+from ingot.core.files.atomic import Staging
+from ingot.core.numeric.stats import ErrorStats
+from ingot.core.runtime.parallel import Workers
 from ingot.engine.data import step_data
 from ingot.engine.done import Done
 from ingot.engine.drive import Sink, drive
@@ -24,7 +24,7 @@ from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter
 from ingot.model import bytesource
-from ingot.model.limits import require_in_proportion
+from ingot.model.reading.limits import require_in_proportion
 from ingot.model.store import Store
 from ingot.stores.local import LocalTarget
 

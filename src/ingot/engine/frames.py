@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol
 
-from ingot.core import encodings
-from ingot.core.dtypes import file_bytes
+from ingot.core.bytes import encodings
+from ingot.core.numeric.dtypes import file_bytes
 from ingot.model.bytesource import Buffer
 from ingot.model.spec import TensorSpec
 

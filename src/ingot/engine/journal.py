@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 import ingot
-from ingot.core import checksums
-from ingot.core.atomic import JOURNAL
+from ingot.core.bytes import checksums
+from ingot.core.files.atomic import JOURNAL
 from ingot.errors import IngotError, UsageError
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.stores.local import LocalSink, LocalTarget
 

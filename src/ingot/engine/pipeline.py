@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
 
-from ingot.core.buffers import recycling
-from ingot.core.parallel import Halt, Workers, adopt
+from ingot.core.numeric.buffers import recycling
+from ingot.core.runtime.parallel import Halt, Workers, adopt
 from ingot.engine.watch import Watches
 from ingot.engine.work import Chunking, Encoded, Running, Step, Work
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ingot.engine.specs import least_size
 from ingot.engine.work import Step
-from ingot.formats.accepts import knows_size
 from ingot.formats.base import Format, WriteOptions
+from ingot.formats.shared.accepts import knows_size
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.spec import TensorSpec

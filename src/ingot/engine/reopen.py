@@ -12,7 +12,7 @@ from ingot.engine.plan import Plan
 from ingot.errors import IngotError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.lazy import as_many
+from ingot.model.reading.lazy import as_many
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor

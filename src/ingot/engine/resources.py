@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ingot.core import encodings
-from ingot.core.memory import anonymous_in_use, available_ram, format_size, parse_size
-from ingot.core.parallel import default_workers
-from ingot.core.progress import Progress
+from ingot.core.bytes import encodings
+from ingot.core.runtime.memory import anonymous_in_use, available_ram, format_size, parse_size
+from ingot.core.runtime.parallel import default_workers
+from ingot.core.runtime.progress import Progress
 from ingot.engine.cost import affordable
 from ingot.engine.plan import Plan
 from ingot.engine.work import Chunking, Room, Step

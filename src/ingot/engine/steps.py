@@ -13,16 +13,16 @@ import numpy as np
 from ingot.codecs import base
 from ingot.codecs.base import Encoder, row_step
 from ingot.codecs.table import CODECS
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.core.stats import measure
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.stats import measure
 from ingot.engine import cost
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.watch import RESULT, Watches
 from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
-from ingot.model.slices import Skipping
+from ingot.model.reading.slices import Skipping
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 

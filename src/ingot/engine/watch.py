@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-from ingot.core.checksums import Blake3, Hasher, Sha256, hex_of
-from ingot.core.dtypes import file_bytes
-from ingot.core.parallel import Workers
+from ingot.core.bytes.checksums import Blake3, Hasher, Sha256, hex_of
+from ingot.core.numeric.dtypes import file_bytes
+from ingot.core.runtime.parallel import Workers
 from ingot.model.bytesource import Buffer
 from ingot.model.tensor import Array
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ingot.codecs.base import BaseEncoder
-from ingot.core.stats import ErrorStats
+from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor

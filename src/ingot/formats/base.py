@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.core.checksums import HASHERS
-from ingot.core.config import stored_config
+from ingot.core.bytes.checksums import HASHERS
 from ingot.errors import IngotError, UsageError
-from ingot.formats.usage import Made
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.features import Flags
-from ingot.model.report import Table
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+from ingot.naming.config import stored_config
+from ingot.reporting.report import Table
 
 
 @dataclass(slots=True)
@@ -378,3 +378,26 @@ class Format(ABC):
     def commands(self, made: Made) -> Sequence[Sequence[str]]:
         """Return commands that run what was written, as lists of words; empty if no program runs it."""
         return ()
+
+
+PROMPT = "Once upon a time"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was written: the folder, or the file, at ``path`` of this machine.
+
+    ``first`` is the path of its first weight file. ``generates`` tells whether there lies beside the weights what a
+    model needs that goes on with a text: config.json and a tokenizer.
+    """
+
+    path: str
+    first: str
+    folder: bool
+    generates: bool
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def in_python(code: str, *texts: str) -> Sequence[str]:
+    """Return the command that runs one line of Python, with ``texts`` in it as literals, in place of each ``{}``."""
+    return "python", "-c", code.format(*(json.dumps(text, ensure_ascii=False) for text in texts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 from ingot.formats.base import FormatWriter
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.core.config import CONFIG
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.formats.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
+from ingot.formats.shared.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
+from ingot.naming.config import CONFIG
 
 # So many files of a folder without a checkpoint are looked at for what they are instead.
 _LOOKED_AT = 64
@@ -115,7 +115,7 @@ def _finalized(names: Sequence[str], store: Store | None) -> tuple[Format, str] 
     """Return the folder of finalized arrays of a Squish directory whose other forms are gone, if it is complete."""
     if store is None or not any(name.endswith("/") for name in names):
         return None
-    from ingot.formats.npydir.names import ARRAYS_READY, FINALIZED  # noqa: PLC0415 - few folders need it
+    from ingot.ext.squish.npydir.names import ARRAYS_READY, FINALIZED  # noqa: PLC0415 - few folders need it
 
     there = f"{FINALIZED}/" in names and store.exists(f"{FINALIZED}/{ARRAYS_READY}")
     return (FORMATS["npy"], f"{FINALIZED}/{ARRAYS_READY}") if there else None

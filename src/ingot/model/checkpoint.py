@@ -7,19 +7,19 @@ from types import TracebackType
 from typing import Any
 
 from ingot.core.border import bordered
-from ingot.core.dtypes import DTYPES
-from ingot.core.names import layer_of, role_of
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.suggest import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.account import Omission
 from ingot.model.attachments import NOTHING, Attachments
 from ingot.model.bytesource import Range, Ranged
 from ingot.model.features import Flags
-from ingot.model.lazy import Many, as_many
-from ingot.model.limits import require_room
-from ingot.model.ranges import distant
-from ingot.model.slices import Index
+from ingot.model.reading.lazy import Many, as_many
+from ingot.model.reading.limits import require_room
+from ingot.model.reading.ranges import distant
+from ingot.model.reading.slices import Index
 from ingot.model.tensor import Array, Tensor
+from ingot.naming.names import layer_of, role_of
 
 Reopen = Callable[[], tuple[Callable[..., "Checkpoint"], tuple[Any, ...]]]
 """Returns a function and its arguments, all of which can be pickled, that open the same checkpoint again."""
@@ -130,7 +130,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: totals by codec."""
-        from ingot.model.html import checkpoint_html  # noqa: PLC0415 - few are looked at there
+        from ingot.reporting.html import checkpoint_html  # noqa: PLC0415 - few are looked at there
 
         return checkpoint_html(repr(self), self)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core import checksums, encodings
-from ingot.core.chunk_digests import ChunkDigests, ChunkedHasher, whole_as_chunk
-from ingot.core.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
-from ingot.core.parallel import go_on
+from ingot.core.bytes import checksums, encodings
+from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, whole_as_chunk
+from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
+from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, MemorySource, PrivateSource
-from ingot.model.ranges import is_distant
+from ingot.model.reading.ranges import is_distant
 
 CHUNK = 1 << 20
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core import manifest_digest
-from ingot.core.strictjson import strict_json
+from ingot.core.parsing import manifest_digest
+from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, IntegrityError
 
 KEY = "ingot_receipt"

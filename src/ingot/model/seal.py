@@ -9,13 +9,13 @@ import json
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
 
-from ingot.core import checksums
-from ingot.core.chunk_digests import CHUNK, ChunkDigests, ChunkedHasher
-from ingot.core.parallel import go_on
-from ingot.core.strictjson import strict_json
+from ingot.core.bytes import checksums
+from ingot.core.bytes.chunk_digests import CHUNK, ChunkDigests, ChunkedHasher
+from ingot.core.parsing.strictjson import strict_json
+from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 
 SUFFIX = ".ingot.json"
 MAX_SEAL = 1 << 28

@@ -42,8 +42,8 @@ class SparseArrays:
 TO_SPARSE: Registry[Callable[[SparseArrays], Any]] = Registry(
     "sparse framework",
     (
-        ("scipy", "ingot.adapters.scipy:from_arrays"),
-        ("torch", "ingot.adapters.torch_sparse:from_arrays"),
+        ("scipy", "ingot.runtime.arrays.scipy:from_arrays"),
+        ("torch", "ingot.runtime.arrays.torch_sparse:from_arrays"),
     ),
 )
 """What makes a library's sparse object of arrays."""
@@ -51,8 +51,8 @@ TO_SPARSE: Registry[Callable[[SparseArrays], Any]] = Registry(
 FROM_SPARSE: Registry[Callable[[Any], SparseArrays | None]] = Registry(
     "sparse framework",
     (
-        ("scipy.sparse", "ingot.adapters.scipy:to_arrays"),
-        ("torch", "ingot.adapters.torch_sparse:to_arrays"),
+        ("scipy.sparse", "ingot.runtime.arrays.scipy:to_arrays"),
+        ("torch", "ingot.runtime.arrays.torch_sparse:to_arrays"),
     ),
 )
 """What makes arrays of a sparse object, by the module that must have been imported where there is one; None for any

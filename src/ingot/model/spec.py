@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ingot.core import encodings
+from ingot.core.bytes import encodings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ingot.core.registry import Instances
 from ingot.model.features import Flags
-from ingot.model.report import Table
+from ingot.reporting.report import Table
 
 NOT_SET = "flag not set"
 """The reason of a stack whose feature the file does not have."""

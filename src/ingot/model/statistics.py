@@ -38,7 +38,7 @@ _ROWS = 1024  # that are looked at together
 
 # Who opens files lies above this room, as it does for tensors' decoders.
 _READERS: Registry[Callable[..., Statistics]] = Registry(
-    "statistics", (("file", "ingot.ops.statistics:open_statistics"),)
+    "statistics", (("file", "ingot.conversion.statistics_files:open_statistics"),)
 )
 
 

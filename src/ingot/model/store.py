@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, StampedSource
-from ingot.model.ranges import read_bytes, read_ranges
+from ingot.model.reading.ranges import read_bytes, read_ranges
 
 _HELD = 1 << 16
 _COPIED = 1 << 20

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.core.border import bordered
-from ingot.core.buffers import is_own
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.buffers import is_own
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.table import layout_of
-from ingot.model.limits import require_in_proportion
 from ingot.model.part import Part, memory_part
-from ingot.model.slices import Index, Reader, RunLayout, piece_of, read_piece
+from ingot.model.reading.limits import require_in_proportion
+from ingot.model.reading.slices import Index, Reader, RunLayout, piece_of, read_piece
 from ingot.model.sparse import TO_SPARSE, SparseArrays
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -29,18 +29,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
     "framework",
     (
-        ("np", "ingot.adapters.numpy:from_numpy"),
-        ("pt", "ingot.adapters.torch:from_numpy"),
-        ("mlx", "ingot.adapters.mlx:from_numpy"),
-        ("jax", "ingot.adapters.jax:from_numpy"),
+        ("np", "ingot.runtime.arrays.numpy:from_numpy"),
+        ("pt", "ingot.runtime.arrays.torch:from_numpy"),
+        ("mlx", "ingot.runtime.arrays.mlx:from_numpy"),
+        ("jax", "ingot.runtime.arrays.jax:from_numpy"),
     ),
 )
 ON_DEVICE: Registry[Callable[[Tensor, Any, Any], Any]] = Registry(
-    "framework", (("pt", "ingot.adapters.torch:decoded_there"),)
+    "framework", (("pt", "ingot.runtime.arrays.torch:decoded_there"),)
 )
 """What decodes a stored tensor on a device that has no kernels here; None where it is decoded here, and goes over."""
 _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))
-TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.adapters.torch:to_numpy"),))
+TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.runtime.arrays.torch:to_numpy"),))
 
 
 class Decoder(ABC):

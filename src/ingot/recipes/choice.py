@@ -9,10 +9,10 @@ from typing import Any
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
-from ingot.core.encodings import ENCODINGS
+from ingot.core.bytes.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ids import codec_named
-from ingot.quantizers.choice import asked
+from ingot.quantization.choice import asked
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")

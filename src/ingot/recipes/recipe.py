@@ -13,9 +13,9 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ingot.core.dtypes import DTYPES
-from ingot.core.names import ROLES, layer_of, role_of
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import UsageError
+from ingot.naming.names import ROLES, layer_of, role_of
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice, Measured
 from ingot.recipes.patterns import Patterns
 

@@ -11,7 +11,7 @@ from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.trellis import TrellisLayout
-from ingot.quantizers.rounding import IMPORTANCE, TWO_SIDED
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, Rule

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from ingot.core.atomic import flush_tree
-from ingot.core.oserrors import write_error
-from ingot.core.paths import local_path
-from ingot.core.rename import exchange
-from ingot.core.system import flush, remove_tree, rename
+from ingot.core.files.atomic import flush_tree
+from ingot.core.files.oserrors import write_error
+from ingot.core.files.paths import local_path
+from ingot.core.files.rename import exchange
+from ingot.core.files.system import flush, remove_tree, rename
 from ingot.stores.local import LocalStore
 
 

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ingot.core import system
-from ingot.core.checked import require_inside
-from ingot.core.mapping import map_file
-from ingot.core.oserrors import read_error, write_error
+from ingot.core.bytes.checked import require_inside
+from ingot.core.files import system
+from ingot.core.files.mapping import map_file
+from ingot.core.files.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
 from ingot.stores.ahead import SMALL, WINDOW, Ahead

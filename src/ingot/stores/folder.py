@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ingot.core.atomic import atomic_write
-from ingot.core.joining import Joining
-from ingot.core.oserrors import write_error
-from ingot.core.system import flush, remove, remove_tree
+from ingot.core.files.atomic import atomic_write
+from ingot.core.files.joining import Joining
+from ingot.core.files.oserrors import write_error
+from ingot.core.files.system import flush, remove, remove_tree
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
 

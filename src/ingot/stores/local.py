@@ -14,9 +14,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ingot.core import system
-from ingot.core.oserrors import read_error, write_error
-from ingot.core.paths import local_path
+from ingot.core.files import system
+from ingot.core.files.oserrors import read_error, write_error
+from ingot.core.files.paths import local_path
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, DiskSink, Stamp
 from ingot.model.store import Listing, Store

@@ -6,8 +6,8 @@ import os
 from pathlib import Path, PurePath, PureWindowsPath
 from urllib.parse import quote, unquote, urlsplit
 
-from ingot.core import system
-from ingot.core.paths import local_path
+from ingot.core.files import system
+from ingot.core.files.paths import local_path
 from ingot.errors import FormatError, UsageError
 from ingot.model.store import checked_name
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import stat
 
-from ingot.core.atomic import Staging, atomic_write
-from ingot.core.oserrors import read_error, write_error
+from ingot.core.files.atomic import Staging, atomic_write
+from ingot.core.files.oserrors import read_error, write_error
 from ingot.errors import UsageError
 from ingot.model.store import Replaced
 from ingot.stores.local import LocalStore

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from ingot.core.atomic import Staging
+from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.core import system
-from ingot.core.oserrors import read_error
+from ingot.core.files import system
+from ingot.core.files.oserrors import read_error
 from ingot.errors import IntegrityError
 from ingot.stores.memory import flat
 

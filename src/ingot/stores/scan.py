@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ingot.core.oserrors import read_error
+from ingot.core.files.oserrors import read_error
 
 
 def tree(folder: str, prefix: str) -> Iterator[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from ingot.core.atomic import Staging
-from ingot.core.oserrors import write_error
+from ingot.core.files.atomic import Staging
+from ingot.core.files.oserrors import write_error
 from ingot.errors import UsageError
 from ingot.model.store import Replaced, Store
 

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from ingot.core.atomic import SUFFIX, atomic_write
-from ingot.core.locks import lock
-from ingot.core.oserrors import read_error, write_error
-from ingot.core.parallel import go_on, ordered
-from ingot.core.system import flush, open_flags, remove, remove_tree, replace
+from ingot.core.files.atomic import SUFFIX, atomic_write
+from ingot.core.files.locks import lock
+from ingot.core.files.oserrors import read_error, write_error
+from ingot.core.files.system import flush, open_flags, remove, remove_tree, replace
+from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import ResourceError
 from ingot.model.store import Store
 from ingot.stores.local import LocalStore, LocalTarget

@@ -10,11 +10,11 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ingot.core.atomic import Staging
-from ingot.core.paths import local_path
+from ingot.core.files.atomic import Staging
+from ingot.core.files.paths import local_path
 from ingot.core.registry import Instances
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Replaced, Store
 from ingot.stores.remote.address import shown
 from ingot.stores.scheme import Scheme, WritableScheme

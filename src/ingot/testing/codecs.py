@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.slices import Skipping
+from ingot.model.reading.slices import Skipping
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.encoding import (
     Unreadable,

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from math import prod
 
-from ingot.core.wire import bytes_field, map_entry, number_field
+from ingot.core.parsing.wire import bytes_field, map_entry, number_field
 from ingot.formats.coreml.blob import METADATA, aligned, header, metadata
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OUTPUTS, TYPE
 from ingot.formats.coreml.types import BY_NAME

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 
 import ingot
-from ingot.core import cbor, checksums
+from ingot.artifacts.open import Source, checkpoint_of
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
+from ingot.delta.apply import apply_delta
+from ingot.delta.strategy import Storage
 from ingot.errors import IngotError
+from ingot.ext.ane.kernel import pack_model
 from ingot.formats.table import FORMATS
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MAGIC, Footer, align
+from ingot.inspect.verify import examine
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
-from ingot.ops.ane.kernel import pack_model
-from ingot.ops.check.verify import examine
-from ingot.ops.delta.apply import apply_delta
-from ingot.ops.delta.strategy import Storage
-from ingot.ops.open import Source, checkpoint_of
 from ingot.stores.memory import MemoryStore
 from ingot.testing import coreml, onnx
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Repacked, row_step
-from ingot.core import checksums, encodings
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.bytes import checksums, encodings
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.base import Alternative
 from ingot.model.part import Part, memory_part

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ingot.core import checksums
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.bytes import checksums
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
 from ingot.errors import IngotError, IntegrityError
 from ingot.formats.base import Catalog, Format, FormatWriter, WriteOptions
 from ingot.formats.detect import listing

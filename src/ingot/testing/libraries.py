@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ingot.ops.save import save
+from ingot.artifacts.save import save
 
 SHAPES = {"embed.weight": (64, 256), "layers.0.up.weight": (256, 128), "layers.0.norm.weight": (256,)}
 

@@ -14,10 +14,15 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ingot.artifacts.destination import STEM, Destination
 from ingot.codecs.base import IN_F32
 from ingot.codecs.table import CODECS
-from ingot.core.config import CONFIG
-from ingot.core.dtypes import numpy_dtype
+from ingot.conversion.notes import equality
+from ingot.conversion.onnx.into_graph import into_graph
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.placement import as_stored
+from ingot.conversion.prepare_source import viewed
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
 from ingot.formats.base import Format
@@ -26,22 +31,17 @@ from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
+from ingot.model.layouts.alternatives import CODEBOOKS, OWN
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.families import CODEBOOKS, OWN
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
-from ingot.model.report import Texts
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.convert.grades import equality
-from ingot.ops.convert.into_graph import into_graph
-from ingot.ops.convert.keep import as_stored
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.views import viewed
-from ingot.ops.destination import STEM, Destination
-from ingot.ops.views.second import rounded_seconds
+from ingot.naming.config import CONFIG
+from ingot.reporting.report import Texts
 from ingot.testing.encoding import repacked
 from ingot.testing.onnx import Graph, numbers
+from ingot.views.second import rounded_seconds
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ingot.artifacts.save import save
 from ingot.model.tensor import Array
-from ingot.ops.architectures import pretokenizers
-from ingot.ops.architectures.demo_vocabulary import byte_characters
-from ingot.ops.architectures.expected import expected_tensors
-from ingot.ops.save import save
+from ingot.translate import pretokenizers
+from ingot.translate.demo_vocabulary import byte_characters
+from ingot.translate.expected import expected_tensors
 
 HIDDEN, ROWS = 64, 264
 CONFIG: Mapping[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.core.wire import FIXED32, bytes_field, number_field, varint
+from ingot.core.parsing.wire import FIXED32, bytes_field, number_field, varint
 from ingot.formats.onnx.forms import operator
 from ingot.formats.onnx.graph import (
     ATTRIBUTES,

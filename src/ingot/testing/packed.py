@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.testing.reference import affine
 from ingot.testing.reference.affine_matmul import Weights

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.core import cbor, checksums
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
 from ingot.testing.squizd_items import Item, fnv
 
 FLAGS = {b"ASTW": 1, b"TCAW": 2, b"INT4": 4, b"INT2": 32}

@@ -14,7 +14,7 @@ import pytest
 
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, Range, Ranged, Sink, Stamp, StampedSource, Target
-from ingot.model.ranges import coalesced, pieces_of
+from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.model.store import Listing, Store
 
 ESCAPES = ("", ".", "..", "../a", "a/../../b", "/etc/passwd", "a//b", "a/", "nul\0", "./a")

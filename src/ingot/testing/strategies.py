@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

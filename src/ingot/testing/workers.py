@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import ingot
-from ingot.engine.cluster import messages
-from ingot.engine.cluster.messages import Answer, WorkerLostError
-from ingot.engine.cluster.task_types import TASK_TYPES
-from ingot.engine.cluster.worker import answer
+from ingot.cluster import messages
+from ingot.cluster.messages import Answer, WorkerLostError
+from ingot.cluster.task_types import TASK_TYPES
+from ingot.cluster.worker import answer
 
 
 class Inline:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from ingot.core import cbor
+from ingot.core.parsing import cbor
 
 MAGIC = b"ZTEN1000"
 OMIT: Any = object()

@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core import checksums
-from ingot.core.checked import element_count
-from ingot.core.dtypes import DTYPES
-from ingot.core.strictjson import strict_json
+from ingot.core.bytes import checksums
+from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog, FormatWriter, WriteOptions
-from ingot.formats.order import Order
-from ingot.formats.single import SingleFile
+from ingot.formats.shared.order import Order
+from ingot.formats.shared.single import SingleFile
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.part import Part
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 

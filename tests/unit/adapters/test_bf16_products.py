@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.adapters import bf16_products
-from ingot.adapters.bf16_products import bf16_product
+from ingot.runtime.layers import bf16_products
+from ingot.runtime.layers.bf16_products import bf16_product
 
 
 @pytest.fixture(autouse=True)

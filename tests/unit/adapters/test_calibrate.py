@@ -11,12 +11,12 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters import calibrate as module
-from ingot.adapters import calibrate_plan
-from ingot.adapters.calibrate_plan import Means
-from ingot.adapters.samples import HELD_OUT, SEEDS, seeded
 from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
+from ingot.runtime.calibration import calibrate as module
+from ingot.runtime.calibration import calibrate_plan
+from ingot.runtime.calibration.calibrate_plan import Means
+from ingot.runtime.calibration.samples import HELD_OUT, SEEDS, seeded
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 

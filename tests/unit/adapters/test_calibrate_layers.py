@@ -15,14 +15,14 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ingot
-from ingot.adapters import calibrate as module
-from ingot.adapters import skeleton_ends
-from ingot.adapters.calibrate_work import Work
-from ingot.adapters.calibration import CalibratePlan
-from ingot.adapters.transformers import load_model
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
+from ingot.runtime.calibration import calibrate as module
+from ingot.runtime.calibration import skeleton_ends
+from ingot.runtime.calibration.calibrate_work import Work
+from ingot.runtime.calibration.calibration import CalibratePlan
+from ingot.runtime.loading.transformers import load_model
 from ingot.testing.memory import peak_anonymous
 from ingot.testing.models import KINDS, make, make_tokenizer
 
@@ -345,9 +345,7 @@ def test_memory_stays_under_the_ceiling(tmp_path: Path) -> None:
     """A wide model in 16 bits, larger in f32 than what is allowed beside the program."""
     make("llama", tmp_path / "m", hidden_size=512, intermediate_size=1536, num_hidden_layers=10, vocab_size=60000,
          num_attention_heads=8, max_position_embeddings=128)  # fmt: skip
-    run = (
-        "import sys, ingot, ingot.adapters.calibrate, torch, transformers; from ingot.core.memory import anonymous_rss"
-    )
+    run = "import sys, ingot, ingot.runtime.calibration.calibrate, torch, transformers; from ingot.core.runtime.memory import anonymous_rss"
     base = peak_anonymous([sys.executable, "-c", f"{run}; from transformers import LlamaForCausalLM"])
     allowed = base + parse_size("336MiB")
     options = f"samples=6, length=8, max_ram={allowed}, plan=lambda plan: print(plan, file=sys.stderr)"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.load_report import LoadReport
-from ingot.ops.squish.status import status
+from ingot.ext.squish.tiers.status import status
+from ingot.runtime.loading.load_report import LoadReport
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

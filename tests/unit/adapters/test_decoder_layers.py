@@ -13,12 +13,12 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters import decoder_layers
-from ingot.adapters.decoder_layers import InNativeCalls, attend_each, put_layers
-from ingot.adapters.growing_cache import ROOM, append
-from ingot.adapters.packed_linear import PackedLinear
-from ingot.adapters.transformers import load_model
 from ingot.codecs.affine.layer import DecoderLayer
+from ingot.runtime.layers import decoder_layers
+from ingot.runtime.layers.decoder_layers import InNativeCalls, attend_each, put_layers
+from ingot.runtime.layers.growing_cache import ROOM, append
+from ingot.runtime.layers.packed_linear import PackedLinear
+from ingot.runtime.loading.transformers import load_model
 from ingot.testing.models import KINDS, SMALL
 
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 1024}

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.generate import generate
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.packed_linear import PackedLinear
-from ingot.adapters.transformers import load_model
+from ingot.ext.squizd import dispatch
 from ingot.model.features import Flags
-from ingot.targets import dispatch
+from ingot.runtime.evaluation.generate import generate
+from ingot.runtime.layers.packed_linear import PackedLinear
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.transformers import load_model
 from ingot.testing.models import make, make_tokenizer, output_of
 
 RULE = '[[rules]]\nlabel = "{label}"\nmatch = ["{match}"]\nmin_ndim = 2\ncodec = "{codec}"\noptions = {{ {options} }}\n'

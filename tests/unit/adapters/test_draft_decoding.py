@@ -16,17 +16,17 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters import speculate as speculate_module
-from ingot.adapters.decoder_layers import InNativeCalls
-from ingot.adapters.eagle import DraftHead
-from ingot.adapters.generate import draft_head, generate, greedy
-from ingot.adapters.options import Draft
-from ingot.adapters.packed_linear import PackedLinear, rows_alone
-from ingot.adapters.speculate import speculate
-from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
+from ingot.ext.serving import speculate as speculate_module
+from ingot.ext.serving.eagle import DraftHead
+from ingot.ext.serving.speculate import speculate
+from ingot.runtime.evaluation.generate import draft_head, generate, greedy
+from ingot.runtime.layers.decoder_layers import InNativeCalls
+from ingot.runtime.layers.packed_linear import PackedLinear, rows_alone
+from ingot.runtime.loading.options import Draft
+from ingot.runtime.loading.transformers import load_model
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.drafts import draft_head as random_head
 from ingot.testing.models import make, make_tokenizer

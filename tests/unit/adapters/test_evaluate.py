@@ -16,18 +16,18 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters import evaluate as evaluate_module
-from ingot.adapters.eval_gate import judged, parse_gate
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.generate import generate
-from ingot.adapters.layer_errors import LayerError, LayerErrors, first_departing, of_layers
-from ingot.adapters.options import Loading, Measures, Protocol
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.cli.main import run
-from ingot.core.bootstrap import interval
+from ingot.core.runtime.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.runtime.evaluation import evaluate as evaluate_module
+from ingot.runtime.evaluation.eval_gate import judged, parse_gate
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.evaluation.generate import generate
+from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers
+from ingot.runtime.loading.options import Loading, Measures, Protocol
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.testing.models import make
 
 SHORT = Protocol(window=64, sequences=3)

@@ -17,11 +17,11 @@ from ingot import views
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
-from ingot.ops.folding.graph import Graph, graph_of
-from ingot.ops.folding.rotate import rotated
-from ingot.ops.folding.scale import ScaleFolding, scaled
-from ingot.ops.folding.statistics import FoldedStatistics
-from ingot.quantizers.grid import Grid
+from ingot.quantization.grid import Grid
+from ingot.views.folding.graph import Graph, graph_of
+from ingot.views.folding.rotate import rotated
+from ingot.views.folding.scale import ScaleFolding, scaled
+from ingot.views.folding.statistics import FoldedStatistics
 
 SMALL = {
     "vocab_size": 40,

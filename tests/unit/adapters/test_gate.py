@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.gate import PerplexityGate
-from ingot.adapters.options import Loading, Protocol
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.ops.squish.build import build
+from ingot.ext.squish.gate import PerplexityGate
+from ingot.ext.squish.tiers.build import build
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.loading.options import Loading, Protocol
 
 DEMO = Path(str(resources.files("ingot.demo") / "data"))
 TEXT = DEMO / "heldout.txt"

@@ -14,9 +14,9 @@ from transformers.quantizers.base import HfQuantizer
 
 import ingot
 import ingot.hf
-from ingot.adapters import transformers_quantizer
-from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
 from ingot.errors import UnsupportedError
+from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear
+from ingot.runtime.loading import transformers_quantizer
 from ingot.testing.models import make, output_of
 
 RULE = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, group = 16 }'

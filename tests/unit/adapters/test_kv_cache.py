@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ingot.adapters.decoded_on_use import DecodedOnUse
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.generate import generate
-from ingot.adapters.kv_attention import NAME, attend, covers, kept_tokens
-from ingot.adapters.kv_cache import PackedCache, make_cache, read_in_steps, settings_of, use_kv_cache
-from ingot.adapters.kv_layer import VIEW, PackedLayer, View
-from ingot.adapters.kv_options import KvCache, kv_cache
-from ingot.adapters.options import Draft, Loading, LoadOptions, Measures, Protocol
 from ingot.cli.main import run
 from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.ext.serving.kv_attention import NAME, attend, covers, kept_tokens
+from ingot.ext.serving.kv_cache import PackedCache, make_cache, read_in_steps, settings_of, use_kv_cache
+from ingot.ext.serving.kv_layer import VIEW, PackedLayer, View
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.evaluation.generate import generate
+from ingot.runtime.layers.decoded_on_use import DecodedOnUse
+from ingot.runtime.loading.kv_options import KvCache, kv_cache
+from ingot.runtime.loading.options import Draft, Loading, LoadOptions, Measures, Protocol
 
 SMALL = KvCache("int4", window=16, block=16, group=16)
 TOKENS = torch.randint(2, 90, (2, 100), generator=torch.Generator().manual_seed(0))
@@ -127,7 +127,7 @@ def test_a_block_is_never_packed_again() -> None:
     ("rows", "masked"), [(1, "none"), (1, "bool"), (9, "none"), (9, "bool"), (9, "heads"), (9, "float")]
 )
 def test_attention_is_that_over_decoded_tokens(dtype: torch.dtype, rows: int, masked: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ingot.adapters.kv_attention._SCORES", 2 * 6 * 90 * 4)  # four rows at a time
+    monkeypatch.setattr("ingot.ext.serving.kv_attention._SCORES", 2 * 6 * 90 * 4)  # four rows at a time
     keys, values = states(2, 2, 90, 48, dtype=dtype), states(2, 2, 90, 48, seed=1, dtype=dtype)
     layer = layer_of(keys, values, [90 - rows])
     key, value = layer.update(keys[:, :, -rows:], values[:, :, -rows:])

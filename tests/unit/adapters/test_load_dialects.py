@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.packed_linear import PackedLinear
 from ingot.errors import ResourceError
+from ingot.runtime.layers.packed_linear import PackedLinear
+from ingot.runtime.loading.load_report import LoadReport
 from ingot.testing.models import make, output_of
 
 RECIPES = {

@@ -10,11 +10,11 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_weights import materialize
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.core.memory import anonymous_rss
+from ingot.core.runtime.memory import anonymous_rss
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_weights import materialize
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.errors import IngotError
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.testing.models import make, output_of
 
 Change = Callable[[dict[str, Any], dict[str, Any]], None]

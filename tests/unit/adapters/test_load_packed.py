@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_packed import put_packed
-from ingot.adapters.transformers_weights import Loading, Weight
 from ingot.codecs.affine.codec import AffineCodec
+from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_packed import put_packed
+from ingot.runtime.loading.transformers_weights import Loading, Weight
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import KINDS, make, output_of
 

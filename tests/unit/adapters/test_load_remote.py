@@ -15,10 +15,10 @@ pytest.importorskip("obstore")
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from ingot.adapters.transformers_tokenizer import load_tokenizer  # noqa: E402
-from ingot.adapters.transformers_weights import taking_order  # noqa: E402
 from ingot.errors import IngotError  # noqa: E402
 from ingot.model.checkpoint import Checkpoint  # noqa: E402
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer  # noqa: E402
+from ingot.runtime.loading.transformers_weights import taking_order  # noqa: E402
 from ingot.stores.remote import ahead, client  # noqa: E402
 from ingot.stores.remote.source import RemoteSource  # noqa: E402
 from ingot.testing.models import make, make_tokenizer, output_of  # noqa: E402

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.mlx_load import packed_form
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import IngotError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
+from ingot.runtime.loading.mlx_load import packed_form
 from ingot.testing.codecs import bits
 from ingot.testing.models import make
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.memory import anonymous_rss
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime.memory import anonymous_rss
 from ingot.errors import IngotError
-from ingot.ops.squish.build import build
-from ingot.ops.squish.choose import choose
-from ingot.ops.squish.status import status
+from ingot.ext.squish.tiers.build import build
+from ingot.ext.squish.tiers.choose import choose
+from ingot.ext.squish.tiers.status import status
 
 mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")
@@ -73,7 +73,7 @@ def test_the_bf16_tier_goes_through_no_array_of_ours(squish: Path, monkeypatch: 
     def never(*_arguments: Any) -> Any:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("ingot.adapters.mlx_load.from_numpy", never)
+    monkeypatch.setattr("ingot.runtime.loading.mlx_load.from_numpy", never)
     before = anonymous_rss()
     model, _ = load_model(squish, lazy=True)
     assert anonymous_rss() - before < (squish / "squish_weights.safetensors").stat().st_size

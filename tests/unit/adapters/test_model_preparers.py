@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.model_source import resolve
 from ingot.core.registry import Instances
-from ingot.ops.load import preparers
-from ingot.ops.load.preparers import MODEL_PREPARERS, ModelPreparer
+from ingot.runtime.loading import preparers
+from ingot.runtime.loading.model_source import resolve
+from ingot.runtime.loading.preparers import MODEL_PREPARERS, ModelPreparer
 
 CODE = """
-from ingot.ops.load.preparers import PreparedModel
+from ingot.runtime.loading.preparers import PreparedModel
 
 class NewestForm:
     def applies(self, store):

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.extras import require
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import MissingExtraError, UnsupportedError, UsageError
 from ingot.model.tensor import FRAMEWORKS
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import ingot
-from ingot.adapters import packed_linear, rounded_inputs
-from ingot.adapters.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
+from ingot.runtime.layers import packed_linear, rounded_inputs
+from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.packed import KINDS, PLAIN, matrix
 

@@ -11,8 +11,8 @@ import pytest
 PROGRAM = """
 import ctypes, os, warnings
 import torch
-from ingot.adapters.packed_linear import PackedLinear
-from ingot.core import native
+from ingot.runtime.layers.packed_linear import PackedLinear
+from ingot.core.runtime import native
 from ingot.testing.packed import PLAIN, matrix
 
 warnings.simplefilter("ignore", DeprecationWarning)

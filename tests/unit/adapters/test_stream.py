@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.generate import generate
-from ingot.adapters.load_report import LoadReport
-from ingot.adapters.options import LoadOptions
-from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError
+from ingot.runtime.evaluation.generate import generate
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.options import LoadOptions
+from ingot.runtime.loading.transformers import load_model
 from ingot.testing.models import KINDS, make, make_tokenizer, output_of, tokens
 
 ALL = """name = "all"
@@ -179,8 +179,8 @@ def test_memory_is_that_of_two_layers(tmp_path: Path, recipe: str) -> None:
     ingot.convert(tmp_path / "llama", tmp_path / "zt", recipe, format="zt")
     code = (
         "import sys, threading, time, torch\n"
-        "from ingot.adapters.transformers import load_model\n"
-        "from ingot.core.memory import anonymous_rss\n"
+        "from ingot.runtime.loading.transformers import load_model\n"
+        "from ingot.core.runtime.memory import anonymous_rss\n"
         "reports, peak, done = [], 0, False\n"
         "ids = torch.tensor([[5, 9, 33]])\n"
         "load_model(sys.argv[2])(ids)\n"

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import transformers
 
-from ingot.adapters.transformers_tokenizer import load_tokenizer
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.stores.local import LocalStore
 from ingot.testing.models import make_tokenizer
 
@@ -58,7 +58,7 @@ def test_the_first_token_is_the_files_unless_one_says_otherwise(tmp_path: Path, 
 
 def test_mlx_gets_the_same_tokenizer(folder: Path) -> None:
     utils = pytest.importorskip("mlx_lm.utils")
-    from ingot.adapters.mlx_load import _tokenizer
+    from ingot.runtime.loading.mlx_load import _tokenizer
 
     with pytest.warns(UserWarning, match="tokenizer"):
         found = _tokenizer(utils, LocalStore(folder))

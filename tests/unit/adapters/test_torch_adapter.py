@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import ingot
-from ingot.adapters.mlx import from_numpy as mlx_from_numpy
-from ingot.adapters.numpy import from_numpy as numpy_from_numpy
-from ingot.adapters.torch import from_numpy, to_numpy
-from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.core.memory import anonymous_rss
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.runtime.memory import anonymous_rss
 from ingot.errors import UnsupportedError, UsageError
+from ingot.runtime.arrays.mlx import from_numpy as mlx_from_numpy
+from ingot.runtime.arrays.numpy import from_numpy as numpy_from_numpy
+from ingot.runtime.arrays.torch import from_numpy, to_numpy
 from ingot.stores.local import LocalStore
 
 CARRIED = tuple(row.name for row in DTYPES.values() if row.torch and hasattr(torch, row.torch))

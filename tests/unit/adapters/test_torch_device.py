@@ -15,13 +15,14 @@ from torch.nn import functional
 
 import ingot
 import ingot.torch
-from ingot.adapters import packed_linear, torch_device
-from ingot.adapters.packed_linear import PackedLinear
-from ingot.adapters.torch import from_numpy
-from ingot.adapters.transformers_weights import materialize
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.errors import IngotError
 from ingot.model.layouts.affine import AffineLayout
+from ingot.runtime.arrays import torch_device
+from ingot.runtime.arrays.torch import from_numpy
+from ingot.runtime.layers import packed_linear
+from ingot.runtime.layers.packed_linear import PackedLinear
+from ingot.runtime.loading.transformers_weights import materialize
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.models import make, output_of
 from ingot.testing.packed import KINDS, matrix

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import ingot
-from ingot.adapters.options import Protocol
+from ingot.runtime.loading.options import Protocol
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT.parent / "shared" / "models"

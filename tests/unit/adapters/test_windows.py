@@ -14,20 +14,26 @@ import torch
 import transformers
 
 import ingot
-from ingot.adapters import calibrate as calibrate_module
-from ingot.adapters.divergence import Divergence
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.gate import PerplexityGate
-from ingot.adapters.generate import generate
-from ingot.adapters.options import Measures, Protocol
-from ingot.adapters.special_tokens import Surrounding, named_tokens, prompt_tokens, surrounding_tokens, text_tokens
-from ingot.adapters.transformers import load_model
-from ingot.adapters.transformers_tokenizer import load_tokenizer
-from ingot.adapters.windows import cut_windows, read_windows, sample_prefix
 from ingot.cli.main import run
 from ingot.errors import FormatError, UsageError
+from ingot.ext.squish.gate import PerplexityGate
 from ingot.model.statistics import Statistics
 from ingot.recipes.load import parse_recipe
+from ingot.runtime.calibration import calibrate as calibrate_module
+from ingot.runtime.evaluation.divergence import Divergence
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.evaluation.generate import generate
+from ingot.runtime.evaluation.special_tokens import (
+    Surrounding,
+    named_tokens,
+    prompt_tokens,
+    surrounding_tokens,
+    text_tokens,
+)
+from ingot.runtime.evaluation.windows import cut_windows, read_windows, sample_prefix
+from ingot.runtime.loading.options import Measures, Protocol
+from ingot.runtime.loading.transformers import load_model
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.testing.models import make, make_tokenizer
 
 TEXT = "in the 123 cafe, a thing in the end; then another one. " * 12

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.ops.ane.kernel import load_kernel
+from ingot.ext.ane.kernel import load_kernel
 
 
 @pytest.fixture(scope="module")

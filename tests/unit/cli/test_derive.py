@@ -13,15 +13,15 @@ import typer.main
 from typer.testing import CliRunner
 
 import ingot
-from ingot.adapters.options import Loading, LoadOptions
 from ingot.cli.derive import derived, option
 from ingot.cli.main import app as ingot_app
+from ingot.conversion.options import ConvertOptions
 from ingot.core.options import about, about_of, takes
+from ingot.delta.options import DiffOptions, PatchOptions
 from ingot.errors import UsageError
-from ingot.ops.check.options import CompareOptions, VerifyOptions
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.delta.options import DiffOptions, PatchOptions
-from ingot.ops.report.options import ReportOptions
+from ingot.inspect.options import CompareOptions, VerifyOptions
+from ingot.inspect.page.options import ReportOptions
+from ingot.runtime.loading.options import Loading, LoadOptions
 
 if TYPE_CHECKING:
     from nowhere import Callback

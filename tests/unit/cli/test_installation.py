@@ -18,9 +18,9 @@ from packaging.utils import canonicalize_name
 
 import ingot
 from ingot.codecs.table import CODECS
+from ingot.conversion.run import prepare
 from ingot.errors import DISTRIBUTION, MissingExtraError
-from ingot.ops.check.doctor import EXTRAS, examine
-from ingot.ops.convert.convert import prepare
+from ingot.inspect.doctor import EXTRAS, examine
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -122,7 +122,7 @@ def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
 # What no listing of a file of one format needs: another format, what locks and writes, what typer converts through.
 NEVER = (
     "asyncio", "filelock", "pydantic", "psutil", "rich", "tomllib", "ml_dtypes", "huggingface_hub", "torch",
-    "ingot.cli.convert", "ingot.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute",
+    "ingot.cli.convert", "ingot.ext.ane.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute",
     "ingot.recipes", "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
 )  # fmt: skip
 

@@ -70,7 +70,7 @@ def test_a_signal_ends_the_work_inside_a_tensor(
 def test_callers_of_the_api_get_the_exception(huge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``KeyboardInterrupt`` of the calling thread comes through, and no thread is left that goes on."""
     script = (
-        "import os, signal, sys, threading, ingot, ingot.ops.check.verify\n"
+        "import os, signal, sys, threading, ingot, ingot.inspect.verify\n"
         "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"
         f"    ingot.verify({str(huge)!r})\n"

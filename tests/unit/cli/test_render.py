@@ -14,7 +14,9 @@ import ingot
 from ingot.cli.render import data_of, render
 from ingot.codecs.table import CODECS
 from ingot.formats.table import FORMATS
-from ingot.model.report import (
+from ingot.inspect.catalog import codecs_report, formats_report
+from ingot.inspect.inspect import inspect
+from ingot.reporting.report import (
     Bits,
     Bytes,
     Column,
@@ -31,8 +33,6 @@ from ingot.model.report import (
     figures_of,
     table_of,
 )
-from ingot.ops.catalog import codecs_report, formats_report
-from ingot.ops.check.inspect import inspect
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 import ingot
 from ingot.cli.tables import line, shortened, table
 from ingot.codecs.table import CODECS
-from ingot.core.layers import equal_layers
-from ingot.ops.codec_name import codec_name
+from ingot.model.layouts.short_name import codec_name
+from ingot.naming.layers import equal_layers
 
 NAMES = [f"model.layers.{i}.{kind}_layernorm.weight" for i in range(12) for kind in ("input", "post")]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.cast import cast, cast_into, exact_cast, require_cast
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.testing.codecs import bits, round_once
 from ingot.testing.strategies import random_bits
@@ -159,7 +159,7 @@ def test_the_kernel_agrees_with_numpy_bit_for_bit(source: str, target: str, monk
     with np.errstate(all="ignore"):
         values = values.astype(numpy_dtype(source))
     fast = cast(values, target)
-    monkeypatch.setattr("ingot.core.floats.FLOATS", ())
+    monkeypatch.setattr("ingot.core.numeric.floats.FLOATS", ())
     assert bits(cast(values, target)) == bits(fast)
 
 

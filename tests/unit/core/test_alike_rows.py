@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ingot.core import cbor, columns
+from ingot.core.parsing import cbor, columns
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core import archive, archive_names
-from ingot.core.archive import pack, unpack
+from ingot.core.files import archive, archive_names
+from ingot.core.files.archive import pack, unpack
 from ingot.errors import FormatError, IngotError, IntegrityError
 
 FILES = {

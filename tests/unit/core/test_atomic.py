@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ingot.core import atomic
-from ingot.core.atomic import Staging, atomic_write
+from ingot.core.files import atomic
+from ingot.core.files.atomic import Staging, atomic_write
 from ingot.errors import IngotError, ResourceError, UsageError
 
 
@@ -392,7 +392,7 @@ class TestResume:
     def test_a_killed_process_leaves_no_final_name_and_no_lock(self, tmp_path):
         code = (
             "import sys, time\n"
-            "from ingot.core.atomic import Staging\n"
+            "from ingot.core.files.atomic import Staging\n"
             "staging = Staging(sys.argv[1])\n"
             "(staging.files / 'model').write_bytes(b'half')\n"
             "print('ready', flush=True)\n"
@@ -470,7 +470,7 @@ def test_many_writers_of_one_target_never_mix(tmp_path):
     """Each writes two files that carry its own number; whoever gets the lock publishes a folder of one number only."""
     code = (
         "import sys\n"
-        "from ingot.core.atomic import Staging\n"
+        "from ingot.core.files.atomic import Staging\n"
         "from ingot.errors import ResourceError\n"
         "for _ in range(60):\n"
         "    try:\n"

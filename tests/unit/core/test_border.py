@@ -143,7 +143,7 @@ def test_a_defect_is_one_line_on_the_command_line(
 ) -> None:
     ingot.save(tmp_path / "a.zt", WEIGHTS)
     for error in (KeyError("x"), BrokenPipeError(errno.EPIPE, "Broken pipe"), AssertionError()):
-        monkeypatch.setattr("ingot.ops.check.overview.describe", raising(error))
+        monkeypatch.setattr("ingot.inspect.overview.describe", raising(error))
         assert main.run(["inspect", str(tmp_path / "a.zt")]) == 1  # a pipe of a worker's, not standard output
         out = capsys.readouterr()
         assert len(out.err.splitlines()) == 1

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.core import buffers
-from ingot.core.buffers import LEAST, Pool, recycling, scratch, transposed
+from ingot.core.numeric import buffers
+from ingot.core.numeric.buffers import LEAST, Pool, recycling, scratch, transposed
 
 
 def place(array: np.ndarray) -> int:

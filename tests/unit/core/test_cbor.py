@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import cbor
+from ingot.core.parsing import cbor
 from ingot.errors import FormatError, UsageError
 
 REFUSED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.core.chunk_digests import whole_as_chunk
+from ingot.core.bytes.chunk_digests import whole_as_chunk
 
 
 @pytest.mark.parametrize("digest", ["xxh3:0/11", "xxh3:" + "0" * 32, "md5:00"])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core import memory
-from ingot.core.memory import anonymous_rss, available_ram, format_size, parse_size, peak_rss
+from ingot.core.runtime import memory
+from ingot.core.runtime.memory import anonymous_rss, available_ram, format_size, parse_size, peak_rss
 from ingot.errors import ResourceError, UsageError
 
 

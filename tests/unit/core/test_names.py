@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.core.names import ROLES, layer_of, role_of
+from ingot.naming.names import ROLES, layer_of, role_of
 
 CASES = [
     # Llama, Mistral, Qwen, Gemma, Phi

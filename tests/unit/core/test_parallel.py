@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core import cgroup, parallel
-from ingot.core.parallel import default_workers, for_ranges, ordered, ordered_together
+from ingot.core.files import cgroup
+from ingot.core.runtime import parallel
+from ingot.core.runtime.parallel import default_workers, for_ranges, ordered, ordered_together
 from ingot.errors import UsageError
 
 
@@ -123,7 +124,7 @@ def test_nonsense_is_refused(workers, window):
 def test_ctrl_c_ends_the_process_promptly():
     code = (
         "import sys, time\n"
-        "from ingot.core.parallel import ordered\n"
+        "from ingot.core.runtime.parallel import ordered\n"
         "try:\n"
         "    for index, _ in enumerate(ordered(lambda item: time.sleep(0.05), range(10**6), 2)):\n"
         "        if index == 2:\n            print('ready', flush=True)\n"

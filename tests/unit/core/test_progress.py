@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ingot.core.progress import Progress, ProgressEvent
+from ingot.core.runtime.progress import Progress, ProgressEvent
 
 
 def test_events_add_up():

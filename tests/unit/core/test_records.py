@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.core.records import FIELDS, RECORD, gather
+from ingot.core.parsing.records import FIELDS, RECORD, gather
 
 
 @pytest.mark.parametrize("column", [0, 1])

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ingot.core.encodings import SeekableReader, seek_table, seekable_frame
+from ingot.core.bytes.encodings import SeekableReader, seek_table, seekable_frame
 from ingot.errors import FormatError
 
 CONTENT = Random(1).randbytes(2500)

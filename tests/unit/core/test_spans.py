@@ -8,8 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from ingot.core import columns, spans
-from ingot.core.names import any_ends
+from ingot.core.parsing import columns, spans
+from ingot.naming.names import any_ends
 
 MASK = (1 << 64) - 1
 PRIME = 0x9E3779B97F4A7C15

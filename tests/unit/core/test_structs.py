@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import ingot
-from ingot.core.structs import WARM
+from ingot.core.parsing.structs import WARM
 
 RACE = """
 import sys, threading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 
 DATA = bytes((i * i + i // 7) & 255 for i in range(5000))
 VALUES = {

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import zstandard
 
-from ingot.core import encodings
+from ingot.core.bytes import encodings
 from ingot.errors import FormatError
 
 CONTENT = Random(2).randbytes(1000) + bytes(300_000) + Random(3).randbytes(5000)

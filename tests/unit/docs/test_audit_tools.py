@@ -32,7 +32,7 @@ def test_the_same_seed_draws_the_same_docstrings(tmp_path: Path, sample_docstrin
 CODE = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from ingot.core.dtypes import dtype
+from ingot.core.numeric.dtypes import dtype
 from ingot.errors import printable
 
 if {run} == 1:

@@ -92,8 +92,8 @@ def test_the_sizes_of_a_large_model_are_those_of_a_plan(readme_figures: ModuleTy
 
 def test_the_sizes_in_the_demo_table_are_those_of_today(after_demo: Path, check_docs: ModuleType, readme: Any) -> None:
     """Every run of the demo has its row; sizes from the plan alone, where it knows them."""
+    from ingot.conversion.run import prepare
     from ingot.demo.run import RUNS
-    from ingot.ops.convert.convert import prepare
 
     table = check_docs.marked(readme.path.read_text("utf-8"), "demo")
     rows = {tuple(line.split()[:2]): line for line in table.splitlines()[2:-1]}

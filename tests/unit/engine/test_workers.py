@@ -19,13 +19,13 @@ import pytest
 
 import ingot
 from ingot import errors
+from ingot.cluster import messages, process
+from ingot.cluster.messages import Answer, Beat, Task, WorkerLostError
+from ingot.cluster.pool import Processes, WorkerPool
+from ingot.cluster.scheduler import run_tasks
+from ingot.cluster.task_types import TASK_TYPES
+from ingot.cluster.worker import answer
 from ingot.core import isolation
-from ingot.engine.cluster import messages, process
-from ingot.engine.cluster.messages import Answer, Beat, Task, WorkerLostError
-from ingot.engine.cluster.pool import Processes, WorkerPool
-from ingot.engine.cluster.scheduler import run_tasks
-from ingot.engine.cluster.task_types import TASK_TYPES
-from ingot.engine.cluster.worker import answer
 from ingot.errors import IngotError
 
 FAULTS = Path(__file__).parent / "fault_modules"
@@ -70,7 +70,7 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         else:
             import ray
 
-            from ingot.engine.cluster.ray import RayPool
+            from ingot.cluster.ray import RayPool
 
             pools.append(RayPool(ray, address, 2 // workers))
         return pools[-1]
@@ -291,12 +291,12 @@ DRIVER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
 import sitecustomize
-from ingot.engine.cluster.pool import Processes
+from ingot.cluster.pool import Processes
 if sys.argv[1] == "processes":
     pool = Processes(2)
 else:
     import ray
-    from ingot.engine.cluster.ray import RayPool
+    from ingot.cluster.ray import RayPool
     pool = RayPool(ray, sys.argv[1], 1)
 first = pool.submit("test-sleep", {"seconds": 0.5})
 other = pool.submit("test-sleep", {"seconds": 0.5})

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import columns, native
-from ingot.core.checksums import xxh3
+from ingot.core.bytes.checksums import xxh3
+from ingot.core.parsing import columns
+from ingot.core.runtime import native
 from ingot.errors import IngotError
+from ingot.ext.squizd import section_reader
 from ingot.formats.gguf import cursor as gguf_cursor
 from ingot.formats.gguf import header as gguf_header
 from ingot.formats.safetensors import header as safetensors_header
-from ingot.formats.squizd import section_reader
 from ingot.formats.table import FORMATS
 from ingot.formats.zt import reader as zt_reader
 from ingot.formats.zt2 import rules as zt2_rules

@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from ingot.core import cbor
-from ingot.formats.squizd.directory import Directory, Entry, Written, build
-from ingot.formats.squizd.directory import parse as parse_directory
+from ingot.core.parsing import cbor
+from ingot.ext.squizd.directory import Directory, Entry, Written, build
+from ingot.ext.squizd.directory import parse as parse_directory
 from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.manifest import Entries
 

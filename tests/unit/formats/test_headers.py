@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import ingot
-from ingot.ops.open import open_source
+from ingot.artifacts.open import open_source
 
 
 def test_a_large_header_is_read_again_and_is_the_same(tmp_path: Path) -> None:

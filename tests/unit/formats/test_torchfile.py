@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.memory import resident
-from ingot.formats.torchfile.format import TorchFormat
+from ingot.core.runtime.memory import resident
+from ingot.formats.torch.format import TorchFormat
 from ingot.stores.local import LocalStore
 
 torch = pytest.importorskip("torch")

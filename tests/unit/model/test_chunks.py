@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.core import checksums
-from ingot.core.chunk_digests import CHUNK, LARGE, ChunkedHasher
+from ingot.core.bytes import checksums
+from ingot.core.bytes.chunk_digests import CHUNK, LARGE, ChunkedHasher
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.table import FORMATS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import NO_ZERO, POINTS, ROWS_LSB, AffineLayout, Constant, Group
 from ingot.model.layouts.base import OtherLayout

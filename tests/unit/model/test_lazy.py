@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.model.lazy import Lazy
+from ingot.model.reading.lazy import Lazy
 
 
 def test_values_are_made_on_first_access_and_once() -> None:

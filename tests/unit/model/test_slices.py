@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.model.bytesource import MemorySource
-from ingot.model.slices import piece_of
+from ingot.model.reading.slices import piece_of
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from ingot.codecs.affine.windows import MadeSource
-from ingot.core import encodings
-from ingot.formats.npydir.files import ZstdFile
-from ingot.formats.numbers import ComputedSource, ConvertedSource
+from ingot.core.bytes import encodings
+from ingot.ext.squish.npydir.files import ZstdFile
+from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.bytesource import DerivedSource, MemorySource, Stamp, StampedSource
 from ingot.model.part import Part
-from ingot.model.pieces import prove
+from ingot.model.reading.pieces import prove
 from ingot.stores.local import LocalStore
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.statistics import VERSION, VERSION_KEY, Statistics
-from ingot.ops.identity import content_id
-from ingot.ops.imatrix import write_imatrix
+from ingot.translate.imatrix import write_imatrix
 
 COLS, ROWS = 4, 3
 META = {VERSION_KEY: VERSION}

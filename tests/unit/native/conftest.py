@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.core import isa
+from ingot.core.runtime import isa
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from ingot.testing.packed import PLAIN, matrix, weights_of

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits
+from ingot.core.runtime import native
 from ingot.testing.reference import affine as reference
 from ingot.testing.reference.affine import Grid
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.codecs.affine.matmul import PackedMatrix, in_blocks, multiplies
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from ingot.testing.packed import PLAIN, matrix, weights_of

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.runtime import native
 from ingot.testing.reference import affine_zeros as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]

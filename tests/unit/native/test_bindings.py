@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
+from ingot.core.runtime import native
 
 Array = np.ndarray[Any, np.dtype[Any]]
 kernels = native.kernels

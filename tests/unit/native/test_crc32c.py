@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.core import native
+from ingot.core.runtime import native
 
 # RFC 3720 appendix B.4.
 VECTORS = [

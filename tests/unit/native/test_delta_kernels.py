@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import native
 from ingot.testing.reference import delta_exact as reference
 from ingot.testing.strategies import random_bits
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, cast, cast_into
-from ingot.core.stats import measure
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits, cast, cast_into
+from ingot.core.numeric.stats import measure
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.testing.reference import floats as reference
 from ingot.testing.strategies import random_bits

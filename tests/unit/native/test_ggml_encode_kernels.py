@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.codecs.blocks.encode import LEVELS
-from ingot.core import native
-from ingot.core.floats import as_bits, cast
+from ingot.core.numeric.floats import as_bits, cast
+from ingot.core.runtime import native
 from ingot.model.layouts.ggml import TYPES
 from ingot.testing.reference.ggml_encode import KINDS, encoded
 

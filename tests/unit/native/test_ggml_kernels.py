@@ -8,9 +8,9 @@ import pytest
 from ingot.codecs.blocks.apart import STRANGE
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.codecs.scaled_codebook.tables import numbers
-from ingot.core import native
-from ingot.core.floats import cast, written
-from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN
+from ingot.core.numeric.floats import cast, written
+from ingot.core.runtime import native
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.testing.reference.ggml import DECODERS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.blocks import PackedBlocks
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.testing.reference import affine, kv_cache
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.palette import cells as palette_cells
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.model.tensor import Array
 from ingot.testing.reference import palette as reference
 

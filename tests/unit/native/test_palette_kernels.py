@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import isa, native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits
+from ingot.core.runtime import isa, native
 from ingot.testing.reference import palette as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.palette.near import Near
-from ingot.core import isa, native
+from ingot.core.runtime import isa, native
 from ingot.model.tensor import Array
 
 KINDS = ["normal", "lattice", "line", "one", "aside", "outliers", "zeros", "small"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core import isa, native
+from ingot.core.runtime import isa, native
 from ingot.testing.reference import rounding as reference
 
 kernels = native.kernels

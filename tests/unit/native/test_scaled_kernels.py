@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ingot.codecs.scaled_codebook.tables import numbers
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import native
 from ingot.testing.reference import scaled as reference
 
 DTYPES = ("f32", "f16", "bf16")

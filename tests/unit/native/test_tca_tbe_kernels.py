@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.lossless import tca_tbe_bands as bands
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.testing.reference import tca_tbe as reference
 from ingot.testing.strategies import random_bits
 

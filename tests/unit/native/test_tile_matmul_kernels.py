@@ -8,8 +8,8 @@ import pytest
 from ingot.codecs.palette.matmul import PaletteMatrix
 from ingot.codecs.tiles import TileMatrix
 from ingot.codecs.trellis.matmul import TrellisMatrix
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.trellis import TrellisLayout

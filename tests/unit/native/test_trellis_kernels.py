@@ -10,8 +10,8 @@ import pytest
 
 from ingot.codecs.trellis.streams import pack_band
 from ingot.codecs.trellis.values import values_of
-from ingot.core import isa, native
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import isa, native
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.testing.reference import trellis as reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.testing.reference import words
 
 KERNELS = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.cluster import pool
+from ingot.cluster import pool
 
 LAYERS, HIDDEN, INNER, VOCAB = 3, 96, 160, 64
 

@@ -13,13 +13,13 @@ import pytest
 
 import ingot
 from ingot import views
+from ingot.artifacts.account import account_of_conversion
 from ingot.cli.main import run
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.account import Account, Omission, list_by_reason
-from ingot.ops.account import account_of_conversion
-from ingot.ops.views.names import omit
+from ingot.views.names import omit
 
 UNREAD = {"inner.weight": "a palette with scales"}
 
@@ -64,8 +64,8 @@ def test_what_a_reader_left_out_is_lost(unread: Path, tmp_path: Path) -> None:
 
 
 def test_dry_runs_and_the_matrix_say_the_same(unread: Path, tmp_path: Path) -> None:
-    from ingot.ops.convert.convert import prepare
-    from ingot.ops.convert.matrix import matrix
+    from ingot.conversion.matrix import matrix
+    from ingot.conversion.run import prepare
 
     assert refusal(lambda: prepare(unread, tmp_path / "b.zt")) == "account.lost"
     refused = [way for way in matrix(unread, to=["zt"]).ways if way.action == "refused"]

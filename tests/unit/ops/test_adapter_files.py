@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.adapter_files import recognise
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.conversion.matrix import matrix
 from ingot.errors import UnsupportedError
-from ingot.ops.adapter_files import recognise
-from ingot.ops.check.inspect import inspect
-from ingot.ops.convert.matrix import matrix
-from ingot.ops.open import open as open_checkpoint
+from ingot.inspect.inspect import inspect
 
 MODULE = "model.layers.0.self_attn.q_proj"
 PEFT_NAME = f"base_model.model.{MODULE}"

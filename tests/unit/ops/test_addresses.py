@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters.model_source import model_folder, resolve
-from ingot.core.progress import ProgressEvent
+from ingot.artifacts.draft_head import config_of_draft
+from ingot.artifacts.open import open_source
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import UnsupportedError, UsageError
+from ingot.ext.squish.tiers.build import build
+from ingot.inspect.inspect import inspect
 from ingot.model.store import Store
-from ingot.ops.check.inspect import inspect
-from ingot.ops.convert.draft import config_of_draft
-from ingot.ops.open import open_source
-from ingot.ops.squish.build import build
+from ingot.runtime.loading.model_source import model_folder, resolve
 from ingot.stores.local_scheme import LocalScheme
 from ingot.stores.memory import shared_files
 from ingot.stores.scheme import Scheme

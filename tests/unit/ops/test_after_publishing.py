@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import atomic
-from ingot.ops.squish.int4 import add_int4
+from ingot.core.files import atomic
+from ingot.ext.squish.tiers.int4 import add_int4
 
 _OF_THE_SYSTEM = (
     *("open", "stat", "lstat", "listdir", "scandir", "unlink", "remove", "rmdir", "mkdir", "rename", "replace"),

@@ -16,14 +16,7 @@ import pytest
 from platformdirs import user_cache_path
 
 import ingot
-from ingot.cli.main import run
-from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.table import FORMATS
-from ingot.model.attachments import Attachments
-from ingot.model.bytesource import MemorySource
-from ingot.model.checkpoint import Checkpoint
-from ingot.model.part import Part
-from ingot.ops.attachments import (
+from ingot.artifacts.attachments import (
     check_package,
     extract_coreml,
     extract_draft,
@@ -31,11 +24,18 @@ from ingot.ops.attachments import (
     pack_package,
     require_package,
 )
-from ingot.ops.convert.convert import convert
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.views import viewed
-from ingot.ops.destination import destination
-from ingot.ops.save import plan_tensors
+from ingot.artifacts.destination import destination
+from ingot.artifacts.save import plan_tensors
+from ingot.cli.main import run
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.prepare_source import viewed
+from ingot.conversion.run import convert
+from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
+from ingot.formats.table import FORMATS
+from ingot.model.attachments import Attachments
+from ingot.model.bytesource import MemorySource
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.part import Part
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalStore
 from ingot.testing.codecs import bits
@@ -170,7 +170,7 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
 def test_a_resumed_run_must_have_the_same_attachments(
     tmp_path: Path, model: Path, draft: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot.core.atomic import Staging
+    from ingot.core.files.atomic import Staging
 
     out = tmp_path / "out.squizd"
 
@@ -376,7 +376,7 @@ def test_a_check_of_a_package_writes_none_of_its_weights(tmp_path: Path, monkeyp
         archive.writestr("Data/weights.bin", bytes(range(256)) + bytes(20 << 20))
     sizes: list[int] = []
     monkeypatch.setattr(
-        "ingot.ops.attachments._package_in",
+        "ingot.artifacts.attachments._package_in",
         lambda store: sizes.extend(store.stat(name).size for name in store.tree()),
     )
     part = Part("u8", len(raw.getvalue()), MemorySource(raw.getvalue()))

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.progress import ProgressEvent
+from ingot.artifacts.open import open_source
+from ingot.artifacts.state_dict import open_bytes, save_bytes
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.open import open_source
 
 SHAPE = (64, 64)
 NAMES = tuple(f"model.layers.{number}.mlp.up_proj.weight" for number in range(12))
@@ -132,7 +132,7 @@ def test_a_resumed_run_does_not_join_two_sources(tmp_path: Path, monkeypatch: py
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ingot.ops.convert.convert.open_source", opened_then_replaced)
+        patched.setattr("ingot.conversion.run.open_source", opened_then_replaced)
         with pytest.raises(Killed):
             ingot.convert(source, target, resume=True, progress=kill, threads=1)
     with pytest.raises(UsageError) as caught:
@@ -176,7 +176,7 @@ FEW_FILES = """
 import resource, sys
 import numpy as np
 import ingot, ingot.numpy
-from ingot.ops.check.verify import verify
+from ingot.inspect.verify import verify
 source, other, out = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 for io in ("mmap", "pread"):

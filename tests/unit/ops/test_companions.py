@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.ops.companions import find_companions
+from ingot.artifacts.companions import find_companions
 from ingot.stores.local import LocalStore
 
 

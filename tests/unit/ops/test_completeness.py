@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import UnsupportedError
-from ingot.ops.architectures.expected import expected_tensors
+from ingot.translate.expected import expected_tensors
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,

@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UnsupportedError
-from ingot.ops.check.inspect import inspect
+from ingot.inspect.inspect import inspect
 
 F8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
 

@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 import ingot
-from ingot.ops.identity import content_id, tensor_digest
+from ingot.artifacts.identity import content_id, tensor_digest
 
 
 def id_of(path: Path, workers: int | None = None) -> str:

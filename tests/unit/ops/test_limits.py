@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
+from ingot.delta.cost import delta_cost
 from ingot.errors import FormatError, IngotError
-from ingot.model.limits import DECOMPRESSED, VARIABLE
-from ingot.ops.delta.cost import delta_cost
-from ingot.ops.identity import content_id
+from ingot.model.reading.limits import DECOMPRESSED, VARIABLE
 from ingot.testing.wdelta import Made
 from ingot.testing.wdelta import sparse as add_sparse
 from ingot.testing.zt import component, manifest, tensor, zstd_frame, zt_file
@@ -78,7 +78,7 @@ def test_the_limit_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_does_not_fit_into_memory_together_is_refused_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.core.memory.available_ram", lambda: 1 << 28)
+    monkeypatch.setattr("ingot.core.runtime.memory.available_ram", lambda: 1 << 28)
     (tmp_path / "a.zt").write_bytes(sparse([1 << 15, 1 << 12]))
     with ingot.open(tmp_path / "a.zt") as checkpoint:
         assert rule_of(checkpoint.state_dict) == "ram.guard"

@@ -14,10 +14,10 @@ import pytest
 
 import ingot
 import ingot.numpy
+from ingot.artifacts.open import open_source
 from ingot.errors import IngotError
-from ingot.model.late_parts import LateParts
-from ingot.ops.check.verify import examine
-from ingot.ops.open import open_source
+from ingot.inspect.verify import examine
+from ingot.model.reading.late_parts import LateParts
 
 RNG = np.random.default_rng(5)
 TYPES = [

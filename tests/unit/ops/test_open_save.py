@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import IngotError, IntegrityError, UnsupportedError, UsageError
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 from ingot.engine import resources
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.views.turn import turn
 from ingot.testing.memory import peak_anonymous
+from ingot.views.turn import turn
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 

@@ -12,9 +12,9 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
+from ingot.inspect.inspect import inspect
+from ingot.inspect.receipt import add_receipt, require_place
 from ingot.model.receipt import KEY, MAX_RECEIPT, MOST, SUFFIX, Receipt, extended, parse_receipt
-from ingot.ops.check.inspect import inspect
-from ingot.ops.check.receipt import add_receipt, require_place
 from ingot.stores.local import LocalTarget
 from ingot.testing.web import WebServer
 

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UsageError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.shared.foreign import CUT_OFF
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
 

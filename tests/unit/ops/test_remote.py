@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.errors import IngotError, UsageError
-from ingot.ops.check.inspect import inspect
-from ingot.ops.identity import content_id
+from ingot.inspect.inspect import inspect
 from ingot.stores.remote import client
 from ingot.stores.remote.source import HEAD
 from ingot.testing.stores import rule_of

@@ -12,12 +12,12 @@ import ingot
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.range_probe import RULE, merged, resolve_range
 from ingot.codecs.table import CODECS
+from ingot.conversion.plan import PlanRequest, plan_conversion
+from ingot.delta import diff as diffing
 from ingot.errors import UnsupportedError
 from ingot.formats.zt.format import ZtFormat
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
-from ingot.ops.convert.plan import PlanRequest, plan_conversion
-from ingot.ops.delta import diff as diffing
 from ingot.recipes.load import load_recipe
 from ingot.testing.codecs import encode_tensor
 

@@ -12,12 +12,12 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.core import disk
+from ingot.core.files import disk
+from ingot.delta.diff import diff
+from ingot.delta.patch import patch
 from ingot.errors import IngotError, ResourceError, UsageError
+from ingot.ext.squish.tiers.directory import LOCK
 from ingot.numpy import save_file
-from ingot.ops.delta.diff import diff
-from ingot.ops.delta.patch import patch
-from ingot.ops.squish.directory import LOCK
 
 
 def rule_of(call: Callable[[], object]) -> str | None:
@@ -189,7 +189,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ingot.ops.convert.convert.convert", interrupted)
+    monkeypatch.setattr("ingot.conversion.run.convert", interrupted)
     arguments = ["convert", str(model), str(tmp_path / "o ut.zt"), "--recipe", "int4", "--resume"]
     assert run(arguments) == 130
     told = " ".join(capsys.readouterr().err.split())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import UsageError
-from ingot.quantizers.awq import EXPONENTS, Reader, candidates, losses
-from ingot.quantizers.choice import asked
-from ingot.quantizers.grid import Grid
+from ingot.quantization.awq import EXPONENTS, Reader, candidates, losses
+from ingot.quantization.choice import asked
+from ingot.quantization.grid import Grid
 
 
 def moment(seed: int, size: int) -> np.ndarray:

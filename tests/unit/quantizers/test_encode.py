@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ingot.codecs.table import CODECS
 from ingot.errors import CodecError, FormatError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantizers.choice import asked, rounded_as
-from ingot.quantizers.encode import RoundingEncoder, along, encoder_under, stretch
-from ingot.quantizers.factors import DAMPING, Factors, factors_of, no_factors
-from ingot.quantizers.grid import Rounded
-from ingot.quantizers.low_rank import factors_under, whitened
-from ingot.quantizers.rounding import error_under, values_of
-from ingot.quantizers.tensor import Outcome, damping_for
+from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.encode import RoundingEncoder, along, encoder_under, stretch
+from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
+from ingot.quantization.grid import Rounded
+from ingot.quantization.low_rank import factors_under, whitened
+from ingot.quantization.rounding import error_under, values_of
+from ingot.quantization.tensor import Outcome, damping_for
 
 
 def statistics(rows: int, cols: int, seed: int = 0) -> Statistics:

@@ -13,17 +13,17 @@ from tests.unit.quantizers.test_rounding import factors, matrix
 
 from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
 from ingot.codecs.table import CODECS
-from ingot.core import isa, native
+from ingot.core.runtime import isa, native
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.quantizers.blocks import GRIDS
-from ingot.quantizers.choice import asked, rounded_as
-from ingot.quantizers.factors import feedback_factor, no_factors
-from ingot.quantizers.grid import OFFSETS, POINTS, Grid, Rounded
-from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
+from ingot.quantization.blocks import GRIDS
+from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.factors import feedback_factor, no_factors
+from ingot.quantization.grid import OFFSETS, POINTS, Grid, Rounded
+from ingot.quantization.parts import parts_of
+from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.quantizers.hadamard import order_of, signs_of, transformed
-from ingot.quantizers.maps import Chain, Map, Parts, Rotation, Scale, both_backs, both_sides
+from ingot.quantization.hadamard import order_of, signs_of, transformed
+from ingot.quantization.maps import Chain, Map, Parts, Rotation, Scale, both_backs, both_sides
 
 
 def matrix(size: int) -> np.ndarray:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core import isa
+from ingot.core.runtime import isa
 from ingot.errors import CodecError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantizers.choice import asked, rounded_as
-from ingot.quantizers.factors import Factors, factors_of, feedback_factor, no_factors
-from ingot.quantizers.grid import Grid, Rounded
-from ingot.quantizers.rounding import error_under, round_matrix, values_of
-from ingot.quantizers.tensor import round_tensor, rounding_memory
+from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.factors import Factors, factors_of, feedback_factor, no_factors
+from ingot.quantization.grid import Grid, Rounded
+from ingot.quantization.rounding import error_under, round_matrix, values_of
+from ingot.quantization.tensor import round_tensor, rounding_memory
 
 
 def factors(rows: int, cols: int, seed: int, rank: int | None = None) -> Factors:

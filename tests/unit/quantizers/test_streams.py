@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core import isa
+from ingot.core.runtime import isa
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
-from ingot.quantizers.choice import asked, rounded_as
-from ingot.quantizers.factors import Factors, factors_of, no_factors
-from ingot.quantizers.grid import Grid, TrellisGrid
-from ingot.quantizers.parts import parts_of
-from ingot.quantizers.rounding import QUANTIZERS, error_under, round_matrix
-from ingot.quantizers.trellis import round_streams
+from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.factors import Factors, factors_of, no_factors
+from ingot.quantization.grid import Grid, TrellisGrid
+from ingot.quantization.parts import parts_of
+from ingot.quantization.rounding import QUANTIZERS, error_under, round_matrix
+from ingot.quantization.trellis import round_streams
 
 
 def factors(rows: int, cols: int, seed: int, *, fisher: bool = True) -> Factors:

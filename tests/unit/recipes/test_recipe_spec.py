@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core.names import ROLES
+from ingot.naming.names import ROLES
 from ingot.recipes import choice, load
 from ingot.recipes.choice import Measured
 from ingot.recipes.load import PRESETS, parse_recipe

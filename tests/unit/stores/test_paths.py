@@ -13,8 +13,8 @@ PACKAGE = Path(ingot.__file__).parent
 ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
 
-HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.paths"}
-WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: stores.table.write_file
+HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.files.paths"}
+WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: stores.table.write_file
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
@@ -57,7 +57,7 @@ def test_no_module_above_the_stores_handles_paths() -> None:
         "import os.path",
         "from os import stat",
         "import glob\nglob.glob",
-        "from ingot.core.atomic import atomic_write",
+        "from ingot.core.files.atomic import atomic_write",
     ],
 )
 def test_the_walk_sees_paths(text: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError, IntegrityError
-from ingot.model.ranges import MAX_REQUEST, HeaderSource, coalesced, read_bytes
+from ingot.model.reading.ranges import MAX_REQUEST, HeaderSource, coalesced, read_bytes
 from ingot.stores.memory import MemoryStore
 from ingot.testing.stores import CountingStore
 

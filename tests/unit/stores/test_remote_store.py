@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.core.parallel import Stopped, Workers
+from ingot.core.runtime.parallel import Stopped, Workers
 from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.remote import client, pace, source, transfer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core.atomic import Staging
+from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.store import Replaced, Store
 from ingot.stores import table

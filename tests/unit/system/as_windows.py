@@ -195,7 +195,7 @@ def done(*words: object) -> None:
 
 def use(folder: Path) -> None:
     import ingot
-    from ingot.core import system
+    from ingot.core.files import system
     from ingot.errors import FormatError
     from ingot.stores.local import LocalStore
 

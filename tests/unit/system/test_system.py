@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from ingot.core import locks, memory, rename, system
-from ingot.core.oserrors import write_error
+from ingot.core.files import locks, rename, system
+from ingot.core.files.oserrors import write_error
+from ingot.core.runtime import memory
 from ingot.errors import FormatError, UsageError
 from ingot.stores.local_names import address_of, file_name, path_text
 from ingot.stores.table import STORES, scheme_of

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import FormatError, UsageError
-from ingot.targets.ane.activation import ENTRIES, FUNCTIONS, SEGMENTS, Fitted, fit_lut, read_lut
-from ingot.targets.ane.lut_plot import svg_plot, text_plot
+from ingot.ext.ane.chips.activation import ENTRIES, FUNCTIONS, SEGMENTS, Fitted, fit_lut, read_lut
+from ingot.ext.ane.chips.lut_plot import svg_plot, text_plot
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ingot.errors import UsageError
-from ingot.formats.anek.pack import KernelWeight, pack_unit
-from ingot.targets.ane.activation import fit_lut
-from ingot.targets.ane.chips import IDLE, LABELS, Chip, chip_names, contradictions, load_chip
-from ingot.targets.ane.cost import budget, predict
-from ingot.targets.ane.form import Form
-from ingot.targets.ane.gates import ORDINARY, Conditions, decide
-from ingot.targets.ane.winograd import winograd
+from ingot.ext.ane.chips.activation import fit_lut
+from ingot.ext.ane.chips.chips import IDLE, LABELS, Chip, chip_names, contradictions, load_chip
+from ingot.ext.ane.chips.cost import budget, predict
+from ingot.ext.ane.chips.form import Form
+from ingot.ext.ane.chips.gates import ORDINARY, Conditions, decide
+from ingot.ext.ane.chips.winograd import winograd
+from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 
 N = 1 << 22
 DENSE = Form("dense", N)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ingot.errors import UnsupportedError, UsageError
-from ingot.targets.ane.chips import EVIDENCE, LABELS, OUTCOMES, chip_names, contradictions, data, load_chip
+from ingot.ext.ane.chips.chips import EVIDENCE, LABELS, OUTCOMES, chip_names, contradictions, data, load_chip
 
 M_SERIES = ("m1", "m2", "m3", "m4", "m5", "m6")
 

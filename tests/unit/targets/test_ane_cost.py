@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import UnsupportedError
-from ingot.targets.ane.candidates import candidates, nearest_better, outcomes
-from ingot.targets.ane.chips import chip_names, load_chip
-from ingot.targets.ane.cost import budget, moved_bytes, predict, tables_fit
-from ingot.targets.ane.form import Form
-from ingot.targets.ane.gates import ORDINARY, decide
-from ingot.targets.ane.measured import Row, measured_rows
+from ingot.ext.ane.chips.candidates import candidates, nearest_better, outcomes
+from ingot.ext.ane.chips.chips import chip_names, load_chip
+from ingot.ext.ane.chips.cost import budget, moved_bytes, predict, tables_fit
+from ingot.ext.ane.chips.form import Form
+from ingot.ext.ane.chips.gates import ORDINARY, decide
+from ingot.ext.ane.chips.measured import Row, measured_rows
 
 N = 2048 * 2048
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ingot.errors import UnsupportedError
-from ingot.targets.ane.chips import EVIDENCE, contradictions, data, load_chip
-from ingot.targets.ane.cost import predict
-from ingot.targets.ane.descriptor import (
+from ingot.ext.ane.chips.chips import EVIDENCE, contradictions, data, load_chip
+from ingot.ext.ane.chips.cost import predict
+from ingot.ext.ane.chips.descriptor import (
     KernelKind,
     kernel_word,
     multiplications_left,
@@ -15,9 +15,9 @@ from ingot.targets.ane.descriptor import (
     streams,
     type_numbers,
 )
-from ingot.targets.ane.form import Form
-from ingot.targets.ane.gates import Conditions, decide
-from ingot.targets.ane.kernel_format import E4M3, FP16, INT8, index_typeno, typeno
+from ingot.ext.ane.chips.form import Form
+from ingot.ext.ane.chips.gates import Conditions, decide
+from ingot.ext.ane.chips.kernel_format import E4M3, FP16, INT8, index_typeno, typeno
 
 N = 1 << 22
 

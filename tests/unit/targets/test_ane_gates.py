@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import UnsupportedError
-from ingot.targets.ane.chips import OUTCOMES, chip_names, load_chip
-from ingot.targets.ane.form import Form, form_of
-from ingot.targets.ane.gates import ORDINARY, Conditions, decide, legal_vector
-from ingot.targets.ane.winograd import winograd
+from ingot.ext.ane.chips.chips import OUTCOMES, chip_names, load_chip
+from ingot.ext.ane.chips.form import Form, form_of
+from ingot.ext.ane.chips.gates import ORDINARY, Conditions, decide, legal_vector
+from ingot.ext.ane.chips.winograd import winograd
 
 N = 1 << 16
 DENSE = Form("dense", N)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.targets.ane import kernel_format as formats
+from ingot.ext.ane.chips import kernel_format as formats
 
 
 def test_the_ranges_are_the_compilers_guards() -> None:

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from ingot.cli.main import run
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.anek.pack import KernelWeight, pack_unit
-from ingot.formats.anek.unit import read_unit
-from ingot.ops.ane.program import inspect_program, program_weights
-from ingot.targets.ane.activation import ENTRIES, fit_lut, read_lut
-from ingot.targets.ane.chips import data, load_chip
-from ingot.targets.ane.descriptor import KernelKind, kernel_word
-from ingot.targets.ane.program import read_program
-from ingot.targets.ane.program_tasks import kernel_of, register_map, tasks_of
+from ingot.ext.ane.chips.activation import ENTRIES, fit_lut, read_lut
+from ingot.ext.ane.chips.chips import data, load_chip
+from ingot.ext.ane.chips.descriptor import KernelKind, kernel_word
+from ingot.ext.ane.chips.program import read_program
+from ingot.ext.ane.chips.program_tasks import kernel_of, register_map, tasks_of
+from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
+from ingot.ext.ane.kernel_units.unit import read_unit
+from ingot.ext.ane.program import inspect_program, program_weights
 
 TEXT = 0x4000
 TYPES = ("void:t1=1", "int8:t2=r2;0;127", "uint6:t10=r1;0;63", "image:t11=ar1;0;1;12=s64h:ar1;0;1;13=s2w:5")
@@ -182,7 +182,7 @@ def test_a_compiled_table_errs_by_what_was_measured() -> None:
 
 
 def inspect_of(made: Made) -> object:
-    from ingot.ops.ane.program import _task
+    from ingot.ext.ane.program import _task
 
     program = read_program(made.to_bytes(), "made")
     return _task(program, tasks_of(program, "made")[0], "made")

@@ -9,8 +9,8 @@ from itertools import product
 
 import pytest
 
+from ingot.ext.squizd.dispatch import FALLBACK, PLATFORMS, Platform, StackRequest, details, dispatch, here, own_dispatch
 from ingot.model.features import Flags
-from ingot.targets.dispatch import FALLBACK, PLATFORMS, Platform, StackRequest, details, dispatch, here, own_dispatch
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)
@@ -150,7 +150,7 @@ def test_what_is_asked_for_decides_too(asked: StackRequest, stack: str, computes
 
 def test_this_machine_is_described_without_frameworks() -> None:
     code = (
-        "import sys; from ingot.targets.dispatch import here; here(); "
+        "import sys; from ingot.ext.squizd.dispatch import here; here(); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'coremltools', 'jax', 'mlx')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

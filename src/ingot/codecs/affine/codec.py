@@ -16,14 +16,14 @@ from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.affine.to_words import to_words
 from ingot.codecs.base import AddingReader, Codec, Repacked, Rows, cannot, result
 from ingot.codecs.blocks.repack import to_blocks
-from ingot.core.dtypes import DTYPES
-from ingot.core.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.words import WordsLayout
-from ingot.model.slices import RunLayout
+from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 

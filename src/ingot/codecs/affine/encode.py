@@ -15,10 +15,10 @@ from ingot.codecs.affine.rows import align_rows, decode_rows, join_rows, layout
 from ingot.codecs.affine.sign import SIGNS, sign_codes, sign_scales, unbiased_scales
 from ingot.codecs.base import Encoder
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core import native
-from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import FLOATS, as_bits, float_name
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import FLOATS, as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
 from ingot.model.spec import PartSpec

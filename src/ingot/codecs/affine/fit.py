@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, float_name
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.model.tensor import Array
 
 LARGEST_HEAD = 512

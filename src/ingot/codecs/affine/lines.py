@@ -14,11 +14,11 @@ from ingot.codecs.affine.repack import pieces
 from ingot.codecs.affine.to_words import point_range
 from ingot.codecs.affine.word_codes import packed_points, points_of
 from ingot.codecs.base import Repacked
-from ingot.core import native
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, from_file
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import DTYPES, from_file
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant, Points
-from ingot.model.layouts.words import AWQ, GPTQ, GPTQ_V1, WordsLayout
+from ingot.model.layouts.packed_words import AWQ, GPTQ, GPTQ_V1, WordsLayout
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 

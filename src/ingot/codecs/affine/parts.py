@@ -8,8 +8,8 @@ import numpy as np
 
 from ingot.codecs.affine.rows import align_rows, skip_bits
 from ingot.codecs.affine.windows import MadeSource
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import from_file, numpy_dtype
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import from_file, numpy_dtype
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import AffineLayout, Blocks
 from ingot.model.part import CHUNK, Part

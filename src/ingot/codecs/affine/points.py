@@ -11,9 +11,9 @@ import numpy as np
 
 from ingot.codecs.affine.repack import pieces
 from ingot.codecs.affine.windows import Windows, made_part
-from ingot.core import native
-from ingot.core.dtypes import file_bytes, from_file
-from ingot.core.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import file_bytes, from_file
+from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLayout, Constant
 from ingot.model.tensor import Array, Tensor

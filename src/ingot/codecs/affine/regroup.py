@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.codecs.affine.windows import Windows, made_part
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout, Group
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor

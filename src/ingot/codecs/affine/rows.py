@@ -7,10 +7,10 @@ from math import gcd
 
 import numpy as np
 
-from ingot.core import native
-from ingot.core.buffers import HUGE, enter
-from ingot.core.floats import LARGEST, as_bits, cast_into, float_name, written
-from ingot.core.parallel import default_workers, for_ranges
+from ingot.core.numeric.buffers import HUGE, enter
+from ingot.core.numeric.floats import LARGEST, as_bits, cast_into, float_name, written
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.part import PartReader

@@ -10,13 +10,13 @@ import numpy as np
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces, shift
 from ingot.codecs.affine.word_codes import packed_points, packed_words, plane_words, unpacked
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core import native
-from ingot.core.buffers import scratch, turn_into
-from ingot.core.dtypes import file_bytes, from_file, numpy_dtype
-from ingot.core.floats import as_bits, float_name
+from ingot.core.numeric.buffers import scratch, turn_into
+from ingot.core.numeric.dtypes import file_bytes, from_file, numpy_dtype
+from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
+from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
 _STRIP = 1 << 20  # bytes of rows that are turned at a time

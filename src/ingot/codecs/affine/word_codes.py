@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core.dtypes import from_file
-from ingot.model.layouts.words import AWQ, GPTQ_PLANES, GPTQ_V1, PLANES, WordsLayout
+from ingot.core.numeric.dtypes import from_file
+from ingot.model.layouts.packed_words import AWQ, GPTQ_PLANES, GPTQ_V1, PLANES, WordsLayout
 from ingot.model.tensor import Array
 
 # The nibbles of an AWQ word that hold the outputs 0 to 7: where each stands in 0, 2, 4, 6, 1, 3, 5, 7.

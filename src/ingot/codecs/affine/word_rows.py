@@ -13,13 +13,13 @@ import numpy as np
 from ingot.codecs.affine.marlin import BLOCK, marlin_codes, marlin_scales
 from ingot.codecs.affine.windows import Windows, made_part
 from ingot.codecs.affine.word_codes import joined_planes, points_of, stream, unpacked
-from ingot.core import native
-from ingot.core.buffers import scratch, transposed
-from ingot.core.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
-from ingot.core.floats import written
+from ingot.core.numeric.buffers import scratch, transposed
+from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, little_endian, numpy_dtype
+from ingot.core.numeric.floats import written
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
-from ingot.model.layouts.words import (
+from ingot.model.layouts.packed_words import (
     AWQ,
     AWQ_GEMV,
     GPTQ,

@@ -17,12 +17,12 @@ from ingot.codecs.affine.rows import decode_rows
 from ingot.codecs.affine.word_codes import signed, unpacked
 from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor
 from ingot.codecs.base import Codec, Repacked, Rows, cannot, decode_by_rows
-from ingot.core.dtypes import from_file
-from ingot.core.floats import cast
+from ingot.core.numeric.dtypes import from_file
+from ingot.core.numeric.floats import cast
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, SCALE_DTYPES, SCALES, AffineLayout, Constant, Group, Points
 from ingot.model.layouts.base import Layout
-from ingot.model.layouts.words import (
+from ingot.model.layouts.packed_words import (
     AWQ,
     FACTORS,
     GPTQ_PLANES,

@@ -7,13 +7,13 @@ from math import gcd
 
 import numpy as np
 
-from ingot.core import native
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits, float_name, written
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
-from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
 from ingot.model.tensor import Array, Tensor

@@ -8,8 +8,8 @@ from ingot.codecs.affine.repack import pieces
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.codecs.blocks.apart import as_f16, changed, pack, strange
 from ingot.codecs.scaled_codebook.repack import repack
-from ingot.core.floats import cast
-from ingot.model.layouts.families import CODEBOOKS
+from ingot.core.numeric.floats import cast
+from ingot.model.layouts.alternatives import CODEBOOKS
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, ScaledCodebookLayout
 from ingot.model.tensor import Array, Tensor

@@ -11,11 +11,11 @@ from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, Rows, result
 from ingot.codecs.blocks.encode import BlocksEncoder, prepare
 from ingot.codecs.blocks.from_blocks import from_blocks
 from ingot.codecs.blocks.values import BlockDecoder
-from ingot.core.parallel import for_ranges
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
-from ingot.model.slices import RunLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = GgmlBlocksLayout.codec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.codecs.blocks.apart import unpack
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import SCALES, ZEROS
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.tensor import Array

@@ -12,8 +12,8 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.blocks.values import BlockDecoder
 from ingot.codecs.options import IMPORTANCE, column_weights, require_known, source_dtype, wrong_option
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core import native
-from ingot.core.floats import FLOATS, as_bits, float_name
+from ingot.core.numeric.floats import FLOATS, as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout

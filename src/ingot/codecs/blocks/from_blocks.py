@@ -13,14 +13,14 @@ from ingot.codecs.affine.windows import Windows, made_part
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import STRANGE, changed, strange, taken, unpack
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
-from ingot.core.buffers import scratch
-from ingot.core.dtypes import file_bytes
+from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import file_bytes
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.alternatives import OWN
 from ingot.model.layouts.base import Layout
-from ingot.model.layouts.families import OWN
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
+from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.layouts.scaled_codebook import CODEBOOK, SECOND, ScaledCodebookLayout
-from ingot.model.layouts.words import WordsLayout
 from ingot.model.part import CHUNK, Part, memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor

@@ -10,9 +10,9 @@ from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.repack import AffineRepack, difference, pieces
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import as_f16, changed, pack
-from ingot.core.floats import cast
+from ingot.core.numeric.floats import cast
 from ingot.model.layouts.affine import CODES, OFFSETS, POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout, Constant
-from ingot.model.layouts.families import AFFINE
+from ingot.model.layouts.alternatives import AFFINE
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
 from ingot.model.tensor import Array, Tensor
 

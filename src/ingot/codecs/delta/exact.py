@@ -23,8 +23,8 @@ from ingot.codecs.delta.exact_chunks import (
     params_of,
     refuse_option,
 )
-from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.dtypes import from_file
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import from_file
 from ingot.errors import CodecError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec

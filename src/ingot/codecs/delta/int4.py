@@ -33,8 +33,8 @@ from ingot.codecs.delta.flat import (
 from ingot.codecs.delta.readers import Codes, Placed, Values, rounded
 from ingot.codecs.delta.top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core import native
-from ingot.core.floats import as_bits, float_name, written
+from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.delta import Int4DeltaLayout
 from ingot.model.spec import PartSpec

@@ -8,10 +8,10 @@ import numpy as np
 
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.flat import PIECE
-from ingot.core import native
-from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import as_bits, float_name, written
-from ingot.core.parallel import go_on
+from ingot.core.numeric.dtypes import from_file, numpy_dtype
+from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part

@@ -18,9 +18,9 @@ from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, De
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import is_whole, require_known, wrong_option
 from ingot.codecs.table import CODECS, DELTA_ROWS
-from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.ids import codec_named, codec_of, file_id
 from ingot.model.spec import PartSpec

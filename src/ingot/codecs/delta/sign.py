@@ -29,8 +29,8 @@ from ingot.codecs.delta.flat import (
 )
 from ingot.codecs.delta.readers import Codes, Values, rounded
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core import native
-from ingot.core.floats import as_bits, written
+from ingot.core.numeric.floats import as_bits, written
+from ingot.core.runtime import native
 from ingot.model.layouts.delta import SignDeltaLayout
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec

@@ -26,7 +26,7 @@ from ingot.codecs.delta.flat import (
 )
 from ingot.codecs.delta.readers import Placed, place
 from ingot.codecs.delta.top import StreamedEncoder, grid_of, streams
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.delta import SparseDeltaLayout
 from ingot.model.spec import PartSpec

@@ -16,9 +16,9 @@ from ingot.codecs.cast import flat
 from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.delta.flat import PIECE, require_count
 from ingot.codecs.delta.readers import Values
-from ingot.core import native
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.delta import GAPS, INDEX_TYPES, RAW, PatchLayout
 from ingot.model.spec import PartSpec

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ingot.codecs.delta.flat import PIECE, Differences, PairEncoder, non_finite
-from ingot.core import native
-from ingot.core.buffers import scratch
+from ingot.core.numeric.buffers import scratch
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array

@@ -12,12 +12,12 @@ import numpy as np
 from ingot.codecs.base import Codec, Encoder, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
 from ingot.codecs.dense.repack import held_in, repack
-from ingot.core.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part, PartReader
-from ingot.model.slices import RunLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 

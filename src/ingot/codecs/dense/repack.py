@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder, Repacked, cannot
-from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.retype import HOLDERS, always_held, narrow, widen
+from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.numeric.retype import HOLDERS, always_held, narrow, widen
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import CHUNK

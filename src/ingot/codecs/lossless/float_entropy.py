@@ -21,9 +21,9 @@ from ingot.codecs.lossless.float_entropy_rows import (
     is_coded,
     params_of,
 )
-from ingot.core import native
-from ingot.core.dtypes import dtype, from_file, numpy_dtype
-from ingot.core.parallel import default_workers
+from ingot.core.numeric.dtypes import dtype, from_file, numpy_dtype
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import default_workers
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec

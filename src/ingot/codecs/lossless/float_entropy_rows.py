@@ -9,9 +9,9 @@ import numpy as np
 
 from ingot.codecs.cast import cast_into
 from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
-from ingot.core import native
-from ingot.core.dtypes import DTYPES, numpy_dtype
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.tensor import Array, Tensor
 

@@ -26,8 +26,8 @@ from ingot.codecs.lossless.tca_tbe_bands import (
     totals,
 )
 from ingot.codecs.lossless.tca_tbe_encode import TcaEncoder, prepare
-from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.tensor import Array, Tensor

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.codecs.cast import cast_into
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import as_bits
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import as_bits
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 

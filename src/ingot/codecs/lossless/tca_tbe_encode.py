@@ -11,9 +11,9 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.lossless.tca_tbe_bands import BITMAPS, FIRST, LAST, SIDE, TILE, WORDS, decode_rows, encode_rows, grid
-from ingot.core import native
-from ingot.core.dtypes import dtype as resolve_dtype
-from ingot.core.floats import as_bits
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.floats import as_bits
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.spec import PartSpec

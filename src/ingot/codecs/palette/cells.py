@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core import native
-from ingot.core.parallel import default_workers, for_ranges
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
 LEAST = 2048  # points for which cells are worth their making

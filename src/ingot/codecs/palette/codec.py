@@ -12,10 +12,10 @@ from ingot.codecs.base import Codec, Rows, result
 from ingot.codecs.palette.encode import PaletteEncoder, prepare
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
-from ingot.core.floats import FLOATS, float_name
+from ingot.core.numeric.floats import FLOATS, float_name
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import INDICES, PaletteLayout
-from ingot.model.slices import RunLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 # Elements that a reader of vectors holds beside the caller's rows, at least one band.

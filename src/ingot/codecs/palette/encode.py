@@ -16,9 +16,9 @@ from ingot.codecs.options import column_weights, require_known, source_dtype, wr
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.range_probe import AUTO, RangeProbe
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import FLOATS, cast, float_name
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import FLOATS, cast, float_name
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import (
     BITS,

@@ -7,9 +7,9 @@ from math import frexp
 import numpy as np
 
 from ingot.codecs.palette import cells, near
-from ingot.core import native
-from ingot.core.floats import as_bits, cast, float_name
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.floats import as_bits, cast, float_name
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 

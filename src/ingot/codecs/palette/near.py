@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.codecs.palette.cells import MANY
-from ingot.core import native
-from ingot.core.parallel import default_workers, for_ranges
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
 MORE = 64  # centroids of fours from more than which on slacks are faster than cells

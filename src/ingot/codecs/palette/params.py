@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.palette import (
     CODEBOOK,

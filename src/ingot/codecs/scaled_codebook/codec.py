@@ -15,8 +15,8 @@ from ingot.codecs.scaled_codebook.encode import ScaledEncoder
 from ingot.codecs.scaled_codebook.options import layout_of
 from ingot.codecs.scaled_codebook.repack import repack
 from ingot.codecs.scaled_codebook.tables import TABLES
-from ingot.core.dtypes import DTYPES
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import Group, Row
 from ingot.model.layouts.base import Layout
@@ -34,7 +34,7 @@ from ingot.model.layouts.scaled_codebook import (
     ScaledCodebookLayout,
     Tiles,
 )
-from ingot.model.slices import RunLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 __all__ = ["TABLES", "ScaledCodebookCodec"]

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.model.layouts import scaled_codebook as layouts
 from ingot.model.layouts.scaled_codebook import NUMBERS
 from ingot.model.tensor import Array

@@ -17,14 +17,14 @@ from ingot.codecs.dense.codec import require_part
 from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
 from ingot.codecs.sparse.blocks_repack import repack as repack_kept
 from ingot.codecs.table import CODECS
-from ingot.core.blocks import Blocks, mask_bytes, spans_of
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.blocks import Blocks, mask_bytes, spans_of
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Layout, OtherLayout
 from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.slices import pass_over
+from ingot.model.reading.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
 ID = BlocksLayout.codec

@@ -12,8 +12,8 @@ import numpy as np
 from ingot.codecs.base import ChunkParts, Encoder, row_step
 from ingot.codecs.options import is_whole, require_known, wrong_option
 from ingot.codecs.table import CODECS
-from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.base import OtherLayout
 from ingot.model.layouts.dense import DenseLayout

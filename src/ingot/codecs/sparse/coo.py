@@ -28,7 +28,7 @@ from ingot.codecs.sparse.elements import (
     stored_values,
     values_spec,
 )
-from ingot.core.dtypes import DTYPES, DType, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.sparse import CooLayout

@@ -30,7 +30,7 @@ from ingot.codecs.sparse.elements import (
     stored_values,
     values_spec,
 )
-from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.sparse import CsrLayout

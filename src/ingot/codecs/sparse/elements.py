@@ -15,7 +15,7 @@ import numpy as np
 from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import decodable, read_values, require_bool, require_part
-from ingot.core.dtypes import DTYPES, DType, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, DType, numpy_dtype
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.base import Layout
 from ingot.model.part import Part, PartReader

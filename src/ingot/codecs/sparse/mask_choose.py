@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core.floats import cast
+from ingot.core.numeric.floats import cast
 from ingot.model.tensor import Array
 
 _LOW = 16  # bits of a magnitude that the second pass looks at

@@ -20,8 +20,8 @@ from ingot.codecs.sparse.mask_choose import Above, Keep, Largest, Pattern
 from ingot.codecs.sparse.mask_params import CODES, ID
 from ingot.codecs.sparse.mask_read import as_words, reader_of
 from ingot.codecs.table import CODECS
-from ingot.core import native
-from ingot.core.floats import FLOATS
+from ingot.core.numeric.floats import FLOATS
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
 from ingot.model.layouts.base import OtherLayout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ingot.codecs.base import Codec
 from ingot.codecs.dense.codec import check_values, require_part
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts import affine, palette

@@ -10,12 +10,12 @@ from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import decodable, read_values
 from ingot.codecs.palette.rows import BitReader, pack, unpack
 from ingot.codecs.sparse.mask_params import ID, CodeLayout, MaskParams, params_of, with_codes
-from ingot.core import native
-from ingot.core.dtypes import dtype, numpy_dtype
+from ingot.core.numeric.dtypes import dtype, numpy_dtype
+from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.sparse import MASK, NONZEROS
 from ingot.model.part import Part
-from ingot.model.slices import pass_over
+from ingot.model.reading.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
 # Elements at a time.

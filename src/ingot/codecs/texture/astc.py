@@ -12,9 +12,9 @@ import numpy as np
 from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
-from ingot.core import native
-from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
-from ingot.core.parallel import for_ranges
+from ingot.core.numeric.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
+from ingot.core.runtime import native
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.texture import AstcLayout
 from ingot.model.spec import PartSpec

@@ -12,10 +12,10 @@ from ingot.codecs.options import source_dtype
 from ingot.codecs.trellis.encode import TrellisEncoder, layout_for
 from ingot.codecs.trellis.rows import TrellisReader, check_padding, decode_rows
 from ingot.codecs.trellis.streams import bands_of
-from ingot.core.parallel import for_ranges
+from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError
 from ingot.model.layouts.trellis import DTYPES_OF_VALUES, RULE, SCALES, STREAMS, TrellisLayout, inner_rows
-from ingot.model.slices import RunLayout
+from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = TrellisLayout.codec

@@ -14,9 +14,9 @@ from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.trellis.rows import decode_rows
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
 from ingot.codecs.trellis.values import values_of
-from ingot.core import native
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import cast
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import cast
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import Shape, matrix_shape
 from ingot.model.layouts.trellis import BITS, DTYPES_OF_VALUES, SCALES, STREAMS, TrellisLayout, inner_rows

@@ -11,8 +11,8 @@ from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.codecs.trellis.rows import check_padding, decode_rows
 from ingot.codecs.trellis.streams import bands_of
 from ingot.codecs.trellis.values import values_of
-from ingot.core import native
-from ingot.core.floats import as_bits, float_name
+from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.trellis import SCALES, STREAMS, TrellisLayout
 from ingot.model.tensor import Array, Tensor

@@ -13,8 +13,8 @@ from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import LARGEST, cast, cast_into, float_name
+from ingot.core.numeric.dtypes import from_file, numpy_dtype
+from ingot.core.numeric.floats import LARGEST, cast, cast_into, float_name
 from ingot.errors import CodecError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec

@@ -20,14 +20,14 @@ from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import require_known, source_dtype, wrong_option
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
-from ingot.core import floats
-from ingot.core.dtypes import from_file, numpy_dtype
-from ingot.core.floats import float_name
+from ingot.core.numeric import floats
+from ingot.core.numeric.dtypes import from_file, numpy_dtype
+from ingot.core.numeric.floats import float_name
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ids import codec_named, codec_of, file_id
 from ingot.model.part import PartReader
-from ingot.model.slices import pass_over
+from ingot.model.reading.slices import pass_over
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 

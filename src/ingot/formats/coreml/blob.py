@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ingot.errors import FormatError
 from ingot.formats.coreml.types import MilType
 from ingot.model.bytesource import ByteSource
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 
 VERSION = 2
 SENTINEL = 0xDEADBEEF

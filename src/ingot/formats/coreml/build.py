@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.wire import bytes_field, map_entry, number_field, varint
+from ingot.core.parsing.wire import bytes_field, map_entry, number_field, varint
 from ingot.formats.coreml.blob import header, metadata
 from ingot.formats.coreml.layout import FileEnd
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OPERATIONS, OUTPUTS, TYPE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.formats.coreml.site import LeftError, Shape, from_numbers
 from ingot.formats.coreml.types import BY_DTYPE, BY_NAME, MilType, integer_type

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from ingot.core.checked import element_count
+from ingot.core.bytes.checked import element_count
 from ingot.formats.coreml.expressions import Expression, expression_of
 from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
 from ingot.formats.coreml.mil import Operation

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.checked import element_count
+from ingot.core.bytes.checked import element_count
 from ingot.errors import FormatError
 from ingot.formats.coreml.graph import Graph, Weights, check_output, expect
 from ingot.formats.coreml.mil import Operation

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, Made, WriteOptions, in_python
 from ingot.formats.coreml.carry import plan_operations
 from ingot.formats.coreml.layout import FEEDS, reason_against
 from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
@@ -14,7 +14,6 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
-from ingot.formats.usage import Made, in_python
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingot.core.checked import element_count
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.wire import Node
+from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.parsing.wire import Node
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
 from ingot.formats.coreml.mil import Operation, Param, Program
 from ingot.formats.coreml.site import LeftError, Shape, Slot
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 
 if TYPE_CHECKING:
     from ingot.formats.coreml.expressions import Expression

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ingot.core.wire import Field, Node, Rules
+from ingot.core.parsing.wire import Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.coreml.values import Value, parse_type, parse_value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.strictjson import strict_json
+from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError
 
 MANIFEST = "Manifest.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.core.wire import Edits, bytes_field, map_entry
+from ingot.core.parsing.wire import Edits, bytes_field, map_entry
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OPERATIONS, OUTPUTS, TYPE, Operation
 from ingot.formats.coreml.types import MilType

@@ -8,13 +8,13 @@ from functools import partial
 from ingot.formats.base import Catalog
 from ingot.formats.coreml.site import Site, Slot, as_file
 from ingot.formats.coreml.template import Template, open_files
-from ingot.formats.numbers import ComputedSource, ConvertedSource
+from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
-from ingot.model.report import Column, Table
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+from ingot.reporting.report import Column, Table
 
 
 def read_package(store: Store) -> Catalog:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.dtypes import dtype as dtype_of
+from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.numeric.dtypes import dtype as dtype_of
 from ingot.errors import CodecError
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.formats.numbers import packed_rows, unpacked_rows
+from ingot.formats.shared.numbers import packed_rows, unpacked_rows
 from ingot.model.layouts.base import Layout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError
 from ingot.formats.base import FormatWriter
 from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
@@ -14,7 +14,7 @@ from ingot.formats.coreml.package import MANIFEST
 from ingot.formats.coreml.patch import patched
 from ingot.formats.coreml.reader import part_of
 from ingot.formats.coreml.template import Template
-from ingot.formats.order import Order
+from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Buffer, MemorySource, Sink, Target

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.formats.gguf.metadata import is_text, with_values
 from ingot.formats.gguf.types import BLOCKED, DENSE, FILE_TYPES

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.shared.foreign import CUT_OFF
 from ingot.model.bytesource import ByteSource
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 
 MAX_HEADER = 100_000_000
 """Metadata and tensor infos may not take more bytes."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.formats.base import PROMPT, Catalog, Format, FormatTraits, Made, WriteOptions
 from ingot.formats.gguf.carry import refusal
 from ingot.formats.gguf.header import MAGIC
 from ingot.formats.gguf.metadata import carried
 from ingot.formats.gguf.reader import SUFFIX, read, split_name
 from ingot.formats.gguf.writer import GgufWriter, files_of
-from ingot.formats.usage import PROMPT, Made
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.checked import element_count
-from ingot.core.dtypes import DTYPES
+from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.foreign import CUT_OFF
 from ingot.formats.gguf.carry import MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
 from ingot.formats.gguf.infos import Entry, read_infos
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
 from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
+from ingot.formats.shared.foreign import CUT_OFF
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ggml import TYPES
 

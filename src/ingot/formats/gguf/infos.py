@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.columns import Array, Rows
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing.columns import Array, Rows
 from ingot.formats.gguf.carry import MAX_RANK
 from ingot.formats.gguf.cursor import Cursor, Records
 from ingot.formats.gguf.types import BLOCKED, DENSE

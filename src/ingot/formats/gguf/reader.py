@@ -16,8 +16,8 @@ from ingot.formats.gguf.swapped import SwappedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
+from ingot.model.reading.lazy import Lazy
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 

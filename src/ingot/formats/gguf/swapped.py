@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core.dtypes import STORAGE_DTYPES
+from ingot.core.numeric.dtypes import STORAGE_DTYPES
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.tensor import Array

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from struct import pack
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.by_many import Place, Read, crc_record
@@ -26,7 +26,7 @@ from ingot.formats.gguf.metadata import (
     with_values,
 )
 from ingot.formats.gguf.reader import MAX_SPLITS, SUFFIX
-from ingot.formats.order import Order
+from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.spec import TensorSpec

@@ -6,15 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import Catalog, FormatTraits, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, Made, WriteOptions, in_python
 from ingot.formats.onnx.carry import Named, names_of, original, other_name, plan_tensor, reason_against
 from ingot.formats.onnx.facing import INPUTS, OUTPUTS, Face, Faces
 from ingot.formats.onnx.reader import read_model
 from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
 from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
-from ingot.formats.single import BySuffix
-from ingot.formats.usage import Made, in_python
+from ingot.formats.shared.single import BySuffix
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target

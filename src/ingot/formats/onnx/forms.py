@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ingot.core.dtypes import DTYPES
-from ingot.core.wire import bytes_field, number_field
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing.wire import bytes_field, number_field
 from ingot.errors import CodecError
 from ingot.formats.onnx.graph import ATTRIBUTES, DOMAIN, INPUTS, MICROSOFT, NODE_NAME, OP_TYPE, OUTPUTS
 from ingot.formats.onnx.sites import LeftError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.core.wire import BYTES, Edits, Hole, Node, Piece, bytes_field, length, message_field, number_field
+from ingot.core.parsing.wire import BYTES, Edits, Hole, Node, Piece, bytes_field, length, message_field, number_field
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.onnx.carry import Planned, names_of, plan_tensor
 from ingot.formats.onnx.forms import Numbers, operator

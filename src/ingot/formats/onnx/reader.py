@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.numbers import ComputedSource, ConvertedSource
 from ingot.formats.onnx.sites import Site
 from ingot.formats.onnx.template import Template
+from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.report import Column, Table
+from ingot.model.reading.lazy import Lazy
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
+from ingot.reporting.report import Column, Table
 
 INNER_RULE = "onnx.inner-graphs"
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ingot.core.names import role_of
 from ingot.formats.onnx.graph import MICROSOFT, Graph, Model, Operator, SparseConstant, matrix_uses
 from ingot.formats.onnx.integers import scaled, takes_codes
 from ingot.formats.onnx.slots import Coordinates, DequantizedValues, Padded, Points, Slot
@@ -33,6 +32,7 @@ from ingot.model.layouts.grid import on_grid
 from ingot.model.layouts.scaled_codebook import INDICES, Grid, ScaledCodebookLayout, Tiles
 from ingot.model.layouts.sparse import CooLayout
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.naming.names import role_of
 
 DEQUANTIZE = (("", "DequantizeLinear"), (MICROSOFT, "DequantizeLinear"))
 NBITS = (MICROSOFT, "MatMulNBits")

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import CodecError
-from ingot.formats.numbers import packed_rows, unpacked_rows
 from ingot.formats.onnx.tensors import Constant
 from ingot.formats.onnx.types import OnnxType
+from ingot.formats.shared.numbers import packed_rows, unpacked_rows
 
 
 class Conversion(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ingot.core.wire import Bytes, Range
+from ingot.core.parsing.wire import Bytes, Range
 from ingot.errors import FormatError, UsageError
 from ingot.formats.onnx.graph import parse_model
 from ingot.formats.onnx.sites import find_sites

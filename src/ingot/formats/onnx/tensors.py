@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.checked import element_count
-from ingot.core.wire import (
+from ingot.core.bytes.checked import element_count
+from ingot.core.parsing.wire import (
     BYTES,
     FIXED32,
     FIXED64,
@@ -24,8 +24,8 @@ from ingot.core.wire import (
     number_field,
 )
 from ingot.errors import FormatError
-from ingot.formats.numbers import ConvertedSource
 from ingot.formats.onnx.types import BY_CODE, DOUBLES, FLOATS, STRING, OnnxType
+from ingot.formats.shared.numbers import ConvertedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 

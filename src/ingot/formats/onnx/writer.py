@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core import checksums
-from ingot.core.wire import Hole, Range, length
+from ingot.core.bytes import checksums
+from ingot.core.parsing.wire import Hole, Range, length
 from ingot.errors import IntegrityError, UnsupportedError
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.onnx.layout import Entry, Layout, TensorPlan
 from ingot.formats.onnx.reader import part_of
 from ingot.formats.onnx.template import Template
-from ingot.formats.order import Order
+from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Buffer, Sink, Target

@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, Made, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.pieces import Piece, pieces
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, refuses
-from ingot.formats.usage import Made
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec

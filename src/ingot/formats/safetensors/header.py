@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ingot.core.checked import MAX_RANK, element_count
-from ingot.core.dtypes import BY_SAFETENSORS
-from ingot.core.gcpause import gc_paused
-from ingot.core.strictjson import strict_json
-from ingot.core.structs import warm
+from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.numeric.dtypes import BY_SAFETENSORS
+from ingot.core.parsing.strictjson import strict_json
+from ingot.core.parsing.structs import warm
+from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.shared.foreign import CUT_OFF
 
 MAX_HEADER = 100_000_000
 PREFIX = 8

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.manifest_digest import KEY
-from ingot.core.strictjson import strict_json
-from ingot.core.structs import warm
+from ingot.core.parsing.manifest_digest import KEY
+from ingot.core.parsing.strictjson import strict_json
+from ingot.core.parsing.structs import warm
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.headers import headers_of
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.pieces import Carrier, tensor_bytes
 from ingot.formats.safetensors.reader import File, open_file, tensors_of
-from ingot.model.ranges import read_bytes
+from ingot.formats.shared.headers import headers_of
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 

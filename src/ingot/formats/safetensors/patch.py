@@ -12,17 +12,18 @@ from typing import Any
 
 import msgspec
 
-from ingot.core import checksums, manifest_digest
-from ingot.core.checked import element_count
-from ingot.core.dtypes import DTYPES
-from ingot.core.structs import warm
+from ingot.core.bytes import checksums
+from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing import manifest_digest
+from ingot.core.parsing.structs import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import INDEX_TYPES, RAW, PatchLayout
-from ingot.model.report import Column, Table
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
+from ingot.reporting.report import Column, Table
 
 CODEC = PatchLayout.codec
 STRATEGY = "sparse-patch"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import UsageError
 from ingot.formats.safetensors.patch import CODEC, keys_of
 from ingot.model.spec import TensorSpec

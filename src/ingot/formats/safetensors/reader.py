@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ingot.core import manifest_digest
-from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.numeric.dtypes import BY_SAFETENSORS
+from ingot.core.parsing import manifest_digest
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
-from ingot.formats.foreign import CUT_OFF
-from ingot.formats.headers import ReadHeader, header_of, headers_of
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
+from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.headers import ReadHeader, header_of, headers_of
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 

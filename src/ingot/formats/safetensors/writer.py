@@ -10,17 +10,18 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ingot.core import checksums, manifest_digest
-from ingot.core.columns import Rows
-from ingot.core.dtypes import BY_SAFETENSORS, DTYPES, DType
+from ingot.core.bytes import checksums
+from ingot.core.numeric.dtypes import BY_SAFETENSORS, DTYPES, DType
+from ingot.core.parsing import manifest_digest
+from ingot.core.parsing.columns import Rows
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.by_many import Place, Read, crc_record
-from ingot.formats.order import Order
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
 from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
 from ingot.formats.safetensors.pieces import Carrier, Piece
+from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.delta import KEY

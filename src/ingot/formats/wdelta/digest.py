@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ingot.core.parallel import Workers, go_on
+from ingot.core.runtime.parallel import Workers, go_on
 from ingot.errors import FormatError, IntegrityError
 from ingot.formats.wdelta.layout import DIGEST, PREFIX
 from ingot.model.bytesource import ByteSource, Sink

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ingot.core.dtypes import dtype
-from ingot.core.structs import warm
+from ingot.core.numeric.dtypes import dtype
+from ingot.core.parsing.structs import warm
 from ingot.formats.wdelta.layout import STRATEGIES
 from ingot.model.delta import Change
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
-from ingot.formats.single import SingleFile
+from ingot.formats.shared.single import SingleFile
 from ingot.formats.wdelta.carry import refusal
 from ingot.formats.wdelta.layout import MAGIC
 from ingot.formats.wdelta.reader import read_catalog

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ingot.core.dtypes import dtype
+from ingot.core.numeric.dtypes import dtype
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.headers import header_of, headers_of
+from ingot.formats.shared.headers import header_of, headers_of
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.header import Header, parse
 from ingot.formats.wdelta.layout import (
@@ -26,9 +26,9 @@ from ingot.formats.wdelta.layout import (
 from ingot.formats.wdelta.stored_types import ConvertedSource, dtype_of
 from ingot.formats.wdelta.walk import Spans, walk
 from ingot.model.bytesource import ByteSource
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import HeaderSource, read_bytes, read_joined
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.ranges import HeaderSource, read_bytes, read_joined
 from ingot.model.tensor import Tensor
 
 _SPARSE = STRATEGIES["sparse"]

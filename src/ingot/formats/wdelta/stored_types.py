@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import little_endian, numpy_dtype
+from ingot.core.numeric.dtypes import little_endian, numpy_dtype
 from ingot.model.bytesource import ByteSource
 
 LONGEST = 16

@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from ingot.core.checked import MAX_RANK, element_count
+from ingot.core.bytes.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.shared.foreign import CUT_OFF
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header
 from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
 from ingot.formats.wdelta.stored_types import LONGEST, dtype_of, part_dtype
 from ingot.model.bytesource import ByteSource
-from ingot.model.ranges import HeaderSource, read_bytes
+from ingot.model.reading.ranges import HeaderSource, read_bytes
 
 # A payload of so many gaps, or whose heads are so close, is read over in a few growing windows; guessing where its
 # heads are would take longer.

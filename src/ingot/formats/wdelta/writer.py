@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
-from ingot.formats.order import Order
+from ingot.formats.shared.order import Order
 from ingot.formats.wdelta.carry import change_refusal, refusal
 from ingot.formats.wdelta.digest import TrailingDigest
 from ingot.formats.wdelta.header import HASH, describe, version_of

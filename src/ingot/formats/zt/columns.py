@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ingot.core import cbor
-from ingot.core.chunk_digests import StatedChunks
-from ingot.core.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
-from ingot.core.dtypes import DTYPES
+from ingot.core.bytes.chunk_digests import StatedChunks
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing import cbor
+from ingot.core.parsing.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
 from ingot.errors import FormatError
-from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense
-from ingot.formats.manifests import has_maps
+from ingot.formats.shared.dense_columns import DenseColumns, Flags, plain_dense
+from ingot.formats.shared.manifests import has_maps
 from ingot.formats.zt.manifest import Component, Manifest, Object, parse
 from ingot.formats.zt.rules import ITEM_BYTES, REQUIRED_PARTS
 from ingot.model.layouts.dense import DATA, DenseLayout

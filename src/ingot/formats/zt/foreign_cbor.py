@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import NoReturn
 
-from ingot.core.cbor import MAX_DEPTH
+from ingot.core.parsing.cbor import MAX_DEPTH
 from ingot.errors import FormatError
 from ingot.model.bytesource import Buffer
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from ingot.core import cbor, manifest_digest
-from ingot.core.chunk_digests import StatedChunks, as_stated
-from ingot.core.structs import warm
+from ingot.core.bytes.chunk_digests import StatedChunks, as_stated
+from ingot.core.parsing import cbor, manifest_digest
+from ingot.core.parsing.structs import warm
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.manifests import Schema
+from ingot.formats.shared.manifests import Schema
 from ingot.formats.zt import foreign_cbor
 from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
 from ingot.model.bytesource import Buffer

@@ -6,24 +6,24 @@ import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from ingot.core import manifest_digest
-from ingot.core.dtypes import DTYPES
-from ingot.core.encodings import ENCODINGS
-from ingot.core.gcpause import gc_paused
+from ingot.core.bytes.encodings import ENCODINGS
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing import manifest_digest
+from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.dense_columns import DenseTensors
-from ingot.formats.foreign import CUT_OFF
-from ingot.formats.manifests import kinds, label
+from ingot.formats.shared.dense_columns import DenseTensors
+from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.manifests import kinds, label
 from ingot.formats.zt.columns import Columns, decode
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
 from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, parse, parse_foreign
 from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import HeaderSource, is_distant, read_bytes
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.ranges import HeaderSource, is_distant, read_bytes
 from ingot.model.receipt import KEY
 from ingot.model.tensor import Tensor
 

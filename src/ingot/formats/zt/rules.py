@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ingot.core import checksums
-from ingot.core.checked import MAX_RANK, element_count
-from ingot.core.chunk_digests import ChunkDigests, read_chunks
-from ingot.core.columns import Array
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.bytes import checksums
+from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.bytes.chunk_digests import ChunkDigests, read_chunks
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.parsing.columns import Array
 from ingot.errors import FormatError
-from ingot.formats.manifests import label
+from ingot.formats.shared.manifests import label
 from ingot.formats.zt.layout import ALIGNMENT
 from ingot.formats.zt.manifest import Component, Object
 from ingot.model.layouts.affine import ROLES, AffineLayout

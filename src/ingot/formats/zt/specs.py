@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from ingot.core import cbor, checksums, chunk_digests
-from ingot.core.checked import MAX_RANK
-from ingot.core.encodings import ENCODINGS
+from ingot.core.bytes import checksums, chunk_digests
+from ingot.core.bytes.checked import MAX_RANK
+from ingot.core.bytes.encodings import ENCODINGS
+from ingot.core.parsing import cbor
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.layout import FOOTER, MAGIC, align, place
 from ingot.formats.zt.manifest import Blob, Object, around, describe, entry_size

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from ingot.core import checksums
-from ingot.core.chunk_digests import PartDigests, stand_in
-from ingot.core.encodings import compress_frame
+from ingot.core.bytes import checksums
+from ingot.core.bytes.chunk_digests import PartDigests, stand_in
+from ingot.core.bytes.encodings import compress_frame
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Place, Read, read_place
-from ingot.formats.order import Order
-from ingot.formats.spool import Spool
+from ingot.formats.shared.order import Order
+from ingot.formats.shared.spool import Spool
 from ingot.formats.zt.layout import MAGIC, align, place
 from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written, layout_order

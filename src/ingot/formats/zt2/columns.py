@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ingot.core import cbor
-from ingot.core.checked import MAX_RANK
-from ingot.core.columns import (
+from ingot.core.bytes.checked import MAX_RANK
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.parsing import cbor
+from ingot.core.parsing.columns import (
     Array,
     Column,
     Rows,
@@ -24,10 +25,9 @@ from ingot.core.columns import (
     record,
     spelled,
 )
-from ingot.core.dtypes import DTYPES
 from ingot.errors import FormatError
-from ingot.formats.dense_columns import DenseColumns, Flags, plain_dense
-from ingot.formats.manifests import has_maps
+from ingot.formats.shared.dense_columns import DenseColumns, Flags, plain_dense
+from ingot.formats.shared.manifests import has_maps
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, parse
 from ingot.formats.zt2.types import ITEM_BYTES, KNOWN, storage_of
 from ingot.model.layouts.dense import DATA

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ingot.core.encodings import SEEKABLE
+from ingot.core.bytes.encodings import SEEKABLE
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
-from ingot.formats.single import BySuffix
+from ingot.formats.shared.single import BySuffix
 from ingot.formats.zt2.layout import FOOTER, MAGIC
 from ingot.formats.zt2.manifest import stated
 from ingot.formats.zt2.overlay import Base, read_base
@@ -22,7 +22,7 @@ from ingot.formats.zt2.specs import ALGORITHMS, refusal
 from ingot.formats.zt2.writer import Zt2Writer
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Joined, Store
 

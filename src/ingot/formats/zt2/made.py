@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.core.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
-from ingot.core.floats import cast
+from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
+from ingot.core.numeric.floats import cast
 from ingot.errors import FormatError
-from ingot.formats.numbers import ConvertedSource
+from ingot.formats.shared.numbers import ConvertedSource
 from ingot.model.part import Part
 from ingot.model.tensor import Array
 

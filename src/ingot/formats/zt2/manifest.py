@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ingot.core import cbor
-from ingot.core.structs import warm
-from ingot.formats.manifests import Schema
+from ingot.core.parsing import cbor
+from ingot.core.parsing.structs import warm
+from ingot.formats.shared.manifests import Schema
 
 MAX_NAME = 1024
 """Bytes of a name."""

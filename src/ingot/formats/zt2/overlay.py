@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ingot.core.checksums import xxh3
+from ingot.core.bytes.checksums import xxh3
 from ingot.formats.zt2.manifest import Shard, stated
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.rules import is_shard_name

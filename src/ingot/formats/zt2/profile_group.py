@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, FormatError
 from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
 from ingot.formats.zt2.made import (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
-from ingot.core import checksums
-from ingot.core.encodings import ENCODED
-from ingot.core.gcpause import gc_paused
+from ingot.core.bytes import checksums
+from ingot.core.bytes.encodings import ENCODED
+from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
-from ingot.formats.dense_columns import DenseTensors
-from ingot.formats.foreign import CUT_OFF
-from ingot.formats.manifests import kinds, label
+from ingot.formats.shared.dense_columns import DenseTensors
+from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.manifests import kinds, label
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt2.columns import Objects, decode
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST, MAGIC, MAX_MANIFEST, VERSION, Footer
@@ -21,9 +21,9 @@ from ingot.formats.zt2.profiles import meaning
 from ingot.formats.zt2.rules import check_manifest
 from ingot.formats.zt2.types import KNOWN, types_here
 from ingot.model.bytesource import ByteSource
-from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import read_bytes
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
 Sources = Mapping[str | None, ByteSource]

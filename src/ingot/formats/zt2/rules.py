@@ -12,11 +12,11 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from ingot.core.checked import MAX_RANK, element_count
-from ingot.core.columns import Array, chosen, numbers
-from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
+from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.bytes.encodings import SEEKABLE, SEEKABLE_LEAST
+from ingot.core.parsing.columns import Array, chosen, numbers
 from ingot.errors import FormatError
-from ingot.formats.manifests import label
+from ingot.formats.shared.manifests import label
 from ingot.formats.zt2.columns import Objects
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, Shard, stated

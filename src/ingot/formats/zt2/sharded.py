@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.core.checksums import digest as digest_of
+from ingot.core.bytes.checksums import digest as digest_of
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter
 from ingot.formats.zt2.layout import FOOTER, MAGIC, align

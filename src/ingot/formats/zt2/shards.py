@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from typing import NamedTuple
 
-from ingot.core import checksums
+from ingot.core.bytes import checksums
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.zt2.manifest import Blob, Manifest, Shard, stated
 from ingot.formats.zt2.reader import read_footer, read_manifest

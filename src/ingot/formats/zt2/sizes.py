@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ingot.core import cbor
-from ingot.core.checksums import digest as digest_of
+from ingot.core.bytes.checksums import digest as digest_of
+from ingot.core.parsing import cbor
 from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import around
 from ingot.formats.zt2.specs import ALGORITHMS, Placed, describe, in_order, written_as

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ingot.core import cbor
-from ingot.core.encodings import SEEKABLE, SEEKABLE_LEAST
+from ingot.core.bytes.encodings import SEEKABLE, SEEKABLE_LEAST
+from ingot.core.parsing import cbor
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt.specs import is_plain

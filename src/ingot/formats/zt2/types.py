@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ingot.core.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
 
 ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items() if name != "bool"}
 """The storage types and their bytes; a bool is a logical type of u8."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ingot.core import checksums, encodings
+from ingot.core.bytes import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
-from ingot.formats.order import Order
-from ingot.formats.spool import Spool
+from ingot.formats.shared.order import Order
+from ingot.formats.shared.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries

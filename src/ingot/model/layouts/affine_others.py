@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from ingot.core.floats import FLOATS
+from ingot.core.numeric.floats import FLOATS
 from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,
@@ -19,7 +19,7 @@ from ingot.model.layouts.affine import (
     natural,
 )
 from ingot.model.layouts.base import Alternative, Described, matrix_shape
-from ingot.model.layouts.words import forms_of
+from ingot.model.layouts.packed_words import forms_of
 
 _SMALLEST_EVEN = 16
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, runtime_checkable
 
-from ingot.core.checked import MAX_RANK
-from ingot.core.floats import LARGEST
+from ingot.core.bytes.checked import MAX_RANK
+from ingot.core.numeric.floats import LARGEST
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 

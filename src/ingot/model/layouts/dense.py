@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ingot.core.dtypes import DTYPES
-from ingot.core.retype import HOLDERS
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.retype import HOLDERS
 from ingot.model.layouts.base import Described, Shape, element_count
 from ingot.model.spec import PartSpec
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from ingot.core.dtypes import DTYPES
-from ingot.core.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.floats import FLOATS
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Attributes, Described, Shape
 from ingot.model.spec import PartSpec

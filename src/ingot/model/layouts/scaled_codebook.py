@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import ROW, WHOLE, Group, Row, Whole
 from ingot.model.layouts.base import Attributes, Described, Shape, element_count, matrix_shape

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ingot.core.blocks import mask_bytes
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.blocks import mask_bytes
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.model.layouts.base import Alternative, Attributes, Described, Layout, Shape, element_count, matrix_shape
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ids import file_id

@@ -20,7 +20,7 @@ LAYOUTS: Registry[_Family] = Registry(
     (
         ("dense", "ingot.model.layouts.dense:DenseLayout"),
         ("affine", "ingot.model.layouts.affine:AffineLayout"),
-        ("affine_words", "ingot.model.layouts.words:WordsLayout"),
+        ("affine_words", "ingot.model.layouts.packed_words:WordsLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
         ("scaled_codebook", "ingot.model.layouts.scaled_codebook:ScaledCodebookLayout"),
         ("trellis", "ingot.model.layouts.trellis:TrellisLayout"),

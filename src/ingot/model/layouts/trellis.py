@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
 from ingot.model.spec import PartSpec

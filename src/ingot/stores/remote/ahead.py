@@ -15,10 +15,10 @@ from operator import itemgetter
 
 import numpy as np
 
-from ingot.core.memory import available_ram
-from ingot.core.parallel import Halt, Stopped, Workers, adopt, go_on
+from ingot.core.runtime.memory import available_ram
+from ingot.core.runtime.parallel import Halt, Stopped, Workers, adopt, go_on
 from ingot.model.bytesource import Range
-from ingot.model.ranges import coalesced, pieces_of
+from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.stores.remote.transfer import Task, is_usable
 
 MOST = 1 << 30

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.core.extras import require
-from ingot.core.parallel import go_on
+from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.bytesource import Stamp
 from ingot.stores.remote.failures import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ingot.core.memory import format_size
+from ingot.core.runtime.memory import format_size
 from ingot.errors import IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.stores.remote.pace import VARIABLE, minimum_rate
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ingot.core.parallel import go_on
+from ingot.core.runtime.parallel import go_on
 from ingot.stores.remote.pace import Pace
 
 MAX_REDIRECTS = 10

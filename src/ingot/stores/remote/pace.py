@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 from ingot.errors import UsageError
 
 VARIABLE = "INGOT_REMOTE_MIN_RATE"

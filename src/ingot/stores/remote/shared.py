@@ -21,10 +21,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from ingot.core import locks
-from ingot.core.oserrors import write_error
-from ingot.core.parallel import go_on, ordered
-from ingot.core.system import open_flags
+from ingot.core.files import locks
+from ingot.core.files.oserrors import write_error
+from ingot.core.files.system import open_flags
+from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp
 from ingot.stores.cache import default_cache

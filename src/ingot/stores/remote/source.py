@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.checked import require_inside
+from ingot.core.bytes.checked import require_inside
 from ingot.errors import ResourceError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
-from ingot.model.ranges import coalesced, pieces_of
+from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.memory import flat
 from ingot.stores.remote.ahead import Ahead

@@ -9,10 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.core.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
-from ingot.core.checksums import Blake3
-from ingot.core.oserrors import write_error
-from ingot.core.parallel import go_on, ordered
+from ingot.core.bytes.checksums import Blake3
+from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
+from ingot.core.files.oserrors import write_error
+from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.cache import default_cache

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ingot.core.atomic import Staging
 from ingot.core.extras import require
+from ingot.core.files.atomic import Staging
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal

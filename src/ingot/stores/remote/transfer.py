@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from ingot.core.parallel import Halt, adopt, go_on
-from ingot.core.system import after_fork
+from ingot.core.files.system import after_fork
+from ingot.core.runtime.parallel import Halt, adopt, go_on
 from ingot.errors import ResourceError
 
 PARALLEL = 16

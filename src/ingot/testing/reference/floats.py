@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core.dtypes import from_file
+from ingot.core.numeric.dtypes import from_file
 from ingot.model.tensor import Array
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.core import buffers
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.floats import float_name
-from ingot.core.stats import measure
+from ingot.core.numeric import buffers
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.floats import float_name
+from ingot.core.numeric.stats import measure
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.offset import offsets
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError
-from ingot.formats.squizd.carry import refusal
+from ingot.ext.squizd.carry import refusal
 from ingot.model.part import memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor

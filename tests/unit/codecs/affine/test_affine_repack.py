@@ -14,12 +14,12 @@ from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.rows import align_rows, join_rows
 from ingot.codecs.base import Repacked
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Room
 from ingot.model.layouts.affine import NO_ZERO, POINTS, Constant
-from ingot.model.layouts.families import alternatives
-from ingot.model.layouts.words import WordsLayout
+from ingot.model.layouts.alternatives import alternatives
+from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, repacked, repacks

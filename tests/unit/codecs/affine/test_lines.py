@@ -14,7 +14,7 @@ from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
 from ingot.model.layouts.affine import POINTS, Constant
-from ingot.model.layouts.words import AWQ, GPTQ, GPTQ_V1, WordsLayout
+from ingot.model.layouts.packed_words import AWQ, GPTQ, GPTQ_V1, WordsLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 

@@ -16,12 +16,22 @@ from ingot.codecs.base import Repacked
 from ingot.codecs.table import CODECS
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, AffineLayout, Constant, Row
+from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.base import Storable
-from ingot.model.layouts.families import alternatives
-from ingot.model.layouts.words import AWQ, AWQ_GEMV, FORMS, GPTQ, GPTQ_PLANES, GPTQ_V1, MODELOPT, PACKED, WordsLayout
+from ingot.model.layouts.packed_words import (
+    AWQ,
+    AWQ_GEMV,
+    FORMS,
+    GPTQ,
+    GPTQ_PLANES,
+    GPTQ_V1,
+    MODELOPT,
+    PACKED,
+    WordsLayout,
+)
 from ingot.model.part import Part
+from ingot.model.reading.view import Rows, assemble
 from ingot.model.tensor import Array, Tensor
-from ingot.model.view import Rows, assemble
 from ingot.testing.codecs import encode_tensor, repacked
 
 CODEC = AffineCodec()

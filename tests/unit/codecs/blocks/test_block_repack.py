@@ -15,10 +15,10 @@ from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.repack import to_blocks
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.codecs.table import CODECS
-from ingot.core import native
+from ingot.core.runtime import native
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import OFFSETS, POINTS
-from ingot.model.layouts.families import AFFINE, CODEBOOKS, OWN, alternatives
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN, alternatives
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.part import memory_part
@@ -201,7 +201,7 @@ def test_other_types_stay_blocks() -> None:
 
 def test_rows_of_blocks_move_as_they_are() -> None:
     from ingot.model.checkpoint import Checkpoint
-    from ingot.ops.views.rows import permute
+    from ingot.views.rows import permute
 
     tensor = stored("q4_0")
     view = permute(Checkpoint({"w": tensor}, format="x", location="x"), {"w": [6, 5, 4, 3, 2, 1, 0]})["w"]

@@ -12,7 +12,7 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.delta.exact import ExactDelta
 from ingot.codecs.delta.exact_chunks import CHUNK, pack, unpack
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

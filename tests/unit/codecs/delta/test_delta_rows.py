@@ -11,7 +11,7 @@ import pytest
 
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS, DELTA_ROWS
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

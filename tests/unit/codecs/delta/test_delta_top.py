@@ -12,7 +12,7 @@ from ingot.codecs.base import ChunkParts, row_step
 from ingot.codecs.delta import top as delta_top
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_parts, encode_tensor
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.delta.sparse_patch import SparsePatchDelta
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.dense.codec import DenseCodec
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.codecs.lossless.float_entropy import EntropyCodec
 from ingot.codecs.lossless.float_entropy_rows import decode_chunks, params_of
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, ResourceError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

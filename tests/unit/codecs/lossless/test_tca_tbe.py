@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.lossless.tca_tbe import TcaCodec
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part

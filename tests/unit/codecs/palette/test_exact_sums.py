@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.codec import PaletteCodec
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.testing.codecs import encode_tensor
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.codecs.palette.codec import PaletteCodec
 from ingot.codecs.palette.fit import Histogram, assign, entries_of
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.scaled_codebook.codec import TABLES, ScaledCodebookCodec
-from ingot.core.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import ROW, WHOLE, Group
 from ingot.model.layouts.scaled_codebook import Nested, ScaledCodebookLayout, Tiles

@@ -12,7 +12,7 @@ from ingot.codecs import base
 from ingot.codecs.sparse.coo import CooCodec
 from ingot.codecs.sparse.csr import CsrCodec
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor, part_of

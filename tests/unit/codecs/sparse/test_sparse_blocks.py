@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ingot.codecs.base import row_step
 from ingot.codecs.sparse.blocks import BlocksCodec, stored_mask
 from ingot.codecs.table import CODECS
-from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
+from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor

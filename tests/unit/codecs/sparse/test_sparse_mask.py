@@ -10,7 +10,7 @@ import pytest
 
 from ingot.codecs.sparse.mask import MaskCodec
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

@@ -12,7 +12,7 @@ import pytest
 from ingot.codecs.table import CODECS
 from ingot.codecs.texture.astc import AstcCodec
 from ingot.codecs.texture.astc_blocks import FOOTPRINTS, Blocks
-from ingot.core import parallel
+from ingot.core.runtime import parallel
 from ingot.errors import CodecError, MissingExtraError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

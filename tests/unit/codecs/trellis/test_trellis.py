@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
 from ingot.codecs.trellis.values import values_of
-from ingot.core import isa
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime import isa
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part

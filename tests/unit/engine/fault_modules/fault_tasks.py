@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Struct
 
 from ingot import errors
-from ingot.engine.cluster import messages
-from ingot.engine.cluster.task_types import TaskType
+from ingot.cluster import messages
+from ingot.cluster.task_types import TaskType
 
 
 class Unpicklable(Exception):  # noqa: N818

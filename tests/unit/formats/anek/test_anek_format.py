@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot
+from ingot.artifacts.open import with_decoders
 from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError, UnsupportedError
-from ingot.formats.anek.format import AnekFormat
-from ingot.formats.anek.header import HEADER, seal
-from ingot.formats.anek.pack import KernelWeight, pack_unit
-from ingot.formats.anek.unit import read_unit
+from ingot.ext.ane.chips.activation import fit_lut
+from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.kernel import pack_model
+from ingot.ext.ane.kernel_units.format import AnekFormat
+from ingot.ext.ane.kernel_units.header import HEADER, seal
+from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
+from ingot.ext.ane.kernel_units.unit import read_unit
 from ingot.model.layouts.affine import AffineLayout
-from ingot.ops.ane.kernel import pack_model
-from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
-from ingot.targets.ane.activation import fit_lut
-from ingot.targets.ane.chips import load_chip
 from ingot.testing.stores import CountingStore
 
 M1, M6 = load_chip("m1"), load_chip("m6")
@@ -235,7 +235,7 @@ def test_a_folder_that_is_not_what_was_written_is_refused(
     ],
 )
 def test_an_index_that_makes_no_sense_is_refused(change: dict[str, Any], rule: str) -> None:
-    from ingot.formats.anek.index import Index, parse_index
+    from ingot.ext.ane.kernel_units.index import Index, parse_index
 
     root = json.loads(Index("m1", "H13", {"a": ("a.anek", "crc32c:0x0")}).to_bytes())
     with pytest.raises(IngotError) as caught:

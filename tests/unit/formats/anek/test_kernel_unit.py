@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import FormatError, IngotError, UsageError
-from ingot.formats.anek.header import HEADER, seal
-from ingot.formats.anek.pack import KernelWeight, channels_per_group, pack_unit
-from ingot.formats.anek.unit import read_unit
-from ingot.targets.ane.activation import fit_lut
-from ingot.targets.ane.bits import pack_lsb, unpack_lsb
-from ingot.targets.ane.chips import load_chip
+from ingot.ext.ane.chips.activation import fit_lut
+from ingot.ext.ane.chips.bits import pack_lsb, unpack_lsb
+from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.kernel_units.header import HEADER, seal
+from ingot.ext.ane.kernel_units.pack import KernelWeight, channels_per_group, pack_unit
+from ingot.ext.ane.kernel_units.unit import read_unit
 
 M1, M4 = load_chip("m1"), load_chip("m4")
 LUT = fit_lut("tanh", domain=(-3.0, 3.0)).lut

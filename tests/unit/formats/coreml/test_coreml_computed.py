@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.wire import bytes_field, map_entry, number_field
+from ingot.core.parsing.wire import bytes_field, map_entry, number_field
 from ingot.errors import UnsupportedError
 from ingot.formats.coreml.expressions import MAX_DEPTH, looked_up
 from ingot.formats.coreml.mil import parse_model

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 from ingot.errors import ResourceError
 from ingot.formats.coreml.layer import Layer, layer_template
 from ingot.testing.memory import peak_anonymous

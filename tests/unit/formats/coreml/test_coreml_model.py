@@ -11,9 +11,9 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.core.llama import LlamaConfig
+from ingot.conversion.coreml.model import extract_model
 from ingot.errors import IngotError
-from ingot.ops.ane.coreml_model import extract_model
+from ingot.naming.llama import LlamaConfig
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core.wire import bytes_field, map_entry, number_field, varint
+from ingot.core.parsing.wire import bytes_field, map_entry, number_field, varint
 from ingot.errors import IngotError
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
-from ingot.core.wire import Edits, Node, bytes_field, map_entry, number_field
+from ingot.conversion.coreml.layer import extract_layer
+from ingot.core.parsing.wire import Edits, Node, bytes_field, map_entry, number_field
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.coreml.mil import RULES, parse_model
 from ingot.formats.coreml.types import BY_NAME
@@ -22,7 +23,6 @@ from ingot.model.layouts.affine import NO_ZERO
 from ingot.model.layouts.grid import on_grid, run_axis, scale_dims
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.ane.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample

@@ -14,7 +14,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.formats.dialects.config_keys import Key, require_known_keys
+from ingot.formats.packed_folders.config_keys import Key, require_known_keys
 from ingot.formats.table import FORMATS
 
 from . import packing

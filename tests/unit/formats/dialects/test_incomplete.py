@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.ops.check.inspect import inspect
+from ingot.inspect.inspect import inspect
 
 from . import packing
 from .packing import Array, layer

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import IngotError
 from ingot.model.layouts.affine import OFFSETS, ROWS_LSB, AffineLayout, Group
 from ingot.model.tensor import Tensor

@@ -11,13 +11,13 @@ import pytest
 
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.core.config import MAX_CONFIG
-from ingot.core.dtypes import numpy_dtype
+from ingot.conversion.run import prepare
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.detect import detect_folder
-from ingot.formats.dialects.mlx import MlxFormat
+from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model.spec import TensorSpec
-from ingot.ops.convert.convert import prepare
+from ingot.naming.config import MAX_CONFIG
 from ingot.stores.memory import MemoryStore
 from ingot.testing.codecs import encode_tensor
 from ingot.testing.formats import FormatSuite, Item, dense

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import STORAGE_DTYPES
+from ingot.core.numeric.dtypes import STORAGE_DTYPES
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.gguf.carry import described
 from ingot.formats.gguf.format import GgufFormat

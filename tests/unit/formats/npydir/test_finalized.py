@@ -7,7 +7,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.formats.npydir.finalized import NpyFormat
+from ingot.ext.squish.npydir.finalized import NpyFormat
 from ingot.testing.formats import FormatSuite
 
 

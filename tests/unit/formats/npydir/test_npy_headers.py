@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import IngotError
-from ingot.formats.npydir import npy
+from ingot.ext.squish.npydir import npy
 
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
 

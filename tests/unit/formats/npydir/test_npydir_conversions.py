@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.progress import ProgressEvent
-from ingot.core.retype import HOLDERS, narrow, widen
+from ingot.core.numeric.retype import HOLDERS, narrow, widen
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 
 DEMO = Path(ingot.__file__).parent / "demo" / "data"
@@ -78,7 +78,7 @@ def test_every_file_opens_with_numpy(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["int8", "squish-int4", "squish-int3"])
 def test_dry_runs_state_the_size_exactly(source: Path, tmp_path: Path, recipe: str) -> None:
-    from ingot.ops.convert.convert import prepare
+    from ingot.conversion.run import prepare
 
     made = tmp_path / "squish"
     with prepare(source, made, recipe, "npydir") as prepared:
@@ -145,7 +145,7 @@ def test_bf16_is_f16_where_that_is_exact_and_f32_elsewhere(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("source", "holder"), [(name, holder) for name in HOLDERS for holder in HOLDERS[name]])
 def test_every_value_that_a_wider_type_holds_comes_back(source: str, holder: str) -> None:
-    from ingot.core.dtypes import numpy_dtype
+    from ingot.core.numeric.dtypes import numpy_dtype
 
     own = numpy_dtype(source)
     every = np.arange(2 ** (8 * own.itemsize)).astype(f"u{own.itemsize}").view(own)

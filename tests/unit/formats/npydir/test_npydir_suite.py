@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot.core.dtypes import STORAGE_DTYPES
+from ingot.core.numeric.dtypes import STORAGE_DTYPES
+from ingot.ext.squish.npydir.format import NpydirFormat
 from ingot.formats.base import WriteOptions
-from ingot.formats.npydir.format import NpydirFormat
 from ingot.testing.formats import FormatSuite
 
 

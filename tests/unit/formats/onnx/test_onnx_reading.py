@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import wire
-from ingot.core.wire import bytes_field, number_field, varint
+from ingot.artifacts.open import with_decoders
+from ingot.core.parsing import wire
+from ingot.core.parsing.wire import bytes_field, number_field, varint
 from ingot.errors import IngotError
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.onnx.graph import INITIALIZERS, MICROSOFT
 from ingot.formats.onnx.types import TYPES
 from ingot.model.layouts.affine import AffineLayout
-from ingot.ops.open import with_decoders
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
 from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor

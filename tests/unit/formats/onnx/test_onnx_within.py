@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.wire import bytes_field, number_field
+from ingot.artifacts.open import with_decoders
+from ingot.core.parsing.wire import bytes_field, number_field
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.onnx.graph import INITIALIZERS, MICROSOFT, SPARSE, parse_model
 from ingot.formats.onnx.graph import Graph as ReadGraph
 from ingot.model.tensor import Tensor
-from ingot.ops.open import with_decoders
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore

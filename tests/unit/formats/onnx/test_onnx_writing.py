@@ -12,7 +12,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.core.wire import bytes_field, number_field
+from ingot.core.parsing.wire import bytes_field, number_field
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.formats.base import WriteOptions
 from ingot.formats.onnx import layout

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ingot.core.dtypes import BY_SAFETENSORS, DTYPES
+from ingot.core.numeric.dtypes import BY_SAFETENSORS, DTYPES
 from ingot.errors import IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.safetensors import writer as writer_module

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError, IngotError
 from ingot.formats.safetensors import header as module
 from ingot.formats.safetensors.format import SafetensorsFormat

@@ -11,9 +11,9 @@ import pytest
 
 import ingot
 from ingot.errors import UnsupportedError, UsageError
+from ingot.ext.squizd.format import SquizdFormat
+from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import WriteOptions
-from ingot.formats.squizd.format import SquizdFormat
-from ingot.formats.squizd.reader import read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.base import OtherLayout

@@ -12,15 +12,15 @@ import pytest
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.core.progress import ProgressEvent
+from ingot.conversion.run import prepare
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IngotError, UnsupportedError
+from ingot.ext.squizd.format import SquizdFormat
 from ingot.formats.base import WriteOptions
-from ingot.formats.squizd.format import SquizdFormat
 from ingot.formats.zt.format import ZtFormat
+from ingot.inspect.inspect import inspect
 from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.check.inspect import inspect
-from ingot.ops.convert.convert import prepare
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.local import LocalTarget

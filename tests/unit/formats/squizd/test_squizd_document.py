@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.attachments import extract_draft
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.ops.attachments import extract_draft
 from ingot.testing.squizd_document import (
     COREML_FLAG,
     EAGLE_FLAG,

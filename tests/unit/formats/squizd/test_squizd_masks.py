@@ -12,9 +12,9 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.formats.squizd.channels import filled_blocks
-from ingot.formats.squizd.scales import tables
-from ingot.formats.squizd.walk import name_blocks, walk
+from ingot.ext.squizd.channels import filled_blocks
+from ingot.ext.squizd.scales import tables
+from ingot.ext.squizd.walk import name_blocks, walk
 from ingot.model.bytesource import MemorySource
 from ingot.testing.squizd_document import (
     INT2_FLAG,
@@ -214,7 +214,7 @@ def test_no_more_than_a_piece_is_decoded_at_a_time(monkeypatch: pytest.MonkeyPat
             channels = matrix.any(axis=1 - axis)
             expected = [bool(channels[at * 5 : at * 5 + 5].any()) for at in range(wanted.size)]
             for elements in (1, 7, 24, 100, 1 << 20):
-                monkeypatch.setattr("ingot.formats.squizd.channels._ELEMENTS", elements)
+                monkeypatch.setattr("ingot.ext.squizd.channels._ELEMENTS", elements)
                 found = filled_blocks(source, located, axis, 5, wanted)
                 assert found is not None
                 assert found.tolist() == expected

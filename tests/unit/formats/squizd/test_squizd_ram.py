@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.core.memory import parse_size
+from ingot.core.runtime.memory import parse_size
 
 pytestmark = [
     pytest.mark.slow,

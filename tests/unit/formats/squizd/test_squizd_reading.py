@@ -14,15 +14,15 @@ import pytest
 import ingot
 from ingot.codecs.table import CODECS
 from ingot.errors import FormatError, IngotError, UnsupportedError
+from ingot.ext.squizd import place, plain, walk
+from ingot.ext.squizd.blocks import Block, npcl
+from ingot.ext.squizd.format import SquizdFormat
+from ingot.ext.squizd.header import read_header, read_index
+from ingot.ext.squizd.place import layers_of
+from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import Catalog
-from ingot.formats.squizd import place, plain, walk
-from ingot.formats.squizd.blocks import Block, npcl
-from ingot.formats.squizd.format import SquizdFormat
-from ingot.formats.squizd.header import read_header, read_index
-from ingot.formats.squizd.place import layers_of
-from ingot.formats.squizd.reader import read_catalog
+from ingot.inspect.findings import Finding
 from ingot.model.bytesource import MemorySource, Range, Ranged
-from ingot.ops.check.findings import Finding
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from ingot.testing.reading import read_all

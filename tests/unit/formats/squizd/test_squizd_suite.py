@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ingot.errors import IngotError
+from ingot.ext.squizd.format import SquizdFormat
 from ingot.formats.base import WriteOptions
-from ingot.formats.squizd.format import SquizdFormat
 from ingot.stores.memory import MemoryStore
 from ingot.testing.formats import FormatSuite
 

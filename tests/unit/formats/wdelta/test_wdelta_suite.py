@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.table import CODECS
-from ingot.core.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES
 from ingot.formats.wdelta.format import WdeltaFormat
 from ingot.model.artifact import Artifact
 from ingot.model.delta import Change, DeltaInfo, Identity

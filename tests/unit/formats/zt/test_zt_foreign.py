@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import cbor
+from ingot.core.parsing import cbor
 from ingot.errors import FormatError
 from ingot.formats.zt import foreign_cbor
 from ingot.formats.zt.foreign_cbor import rewrite

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import cbor, checksums
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
 from ingot.errors import CodecError, FormatError, IngotError, IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.zt.format import ZtFormat

@@ -13,8 +13,8 @@ import cbor2
 import numpy as np
 import pytest
 
-from ingot.core import checksums
-from ingot.core.encodings import bound, compress_frame
+from ingot.core.bytes import checksums
+from ingot.core.bytes.encodings import bound, compress_frame
 from ingot.errors import FormatError, ResourceError, UnsupportedError, UsageError
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.zt.format import ZtFormat

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import cbor, checksums
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.run import prepare
+from ingot.core.bytes import checksums
+from ingot.core.parsing import cbor
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.zt2 import overlay as zt2_overlay
@@ -21,8 +24,6 @@ from ingot.formats.zt2.reader import read_manifest
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.options import ConvertOptions
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryTarget
 

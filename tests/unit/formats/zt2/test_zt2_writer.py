@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.zt2.format import Zt2Format
@@ -23,7 +24,6 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
-from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, feed
 
@@ -126,7 +126,7 @@ def test_a_dry_run_tells_whether_its_size_is_exact(tmp_path: Path, tied: bool) -
 
 
 def test_equal_checksums_alone_do_not_make_one_blob(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.core.checksums.Crc32c.text", lambda self: "crc32c:0x00000000")
+    monkeypatch.setattr("ingot.core.bytes.checksums.Crc32c.text", lambda self: "crc32c:0x00000000")
     data = written({"a": {"x": b"1" * 10}, "b": {"x": b"2" * 10}})
     assert places(data)["b/x"] == (2 * CANONICAL, 10)
 

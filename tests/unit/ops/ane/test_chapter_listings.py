@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.formats.anek.pack import KernelWeight, pack_unit
-from ingot.formats.anek.unit import KernelUnit, read_unit
-from ingot.targets.ane.chips import load_chip
-from ingot.targets.ane.form import Form
-from ingot.targets.ane.gates import decide
+from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.chips.form import Form
+from ingot.ext.ane.chips.gates import decide
+from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
+from ingot.ext.ane.kernel_units.unit import KernelUnit, read_unit
 
 M1, M6 = load_chip("m1"), load_chip("m6")
 N = 1 << 16

@@ -11,8 +11,8 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import UnsupportedError, UsageError
-from ingot.ops.ane.kernel import inspect_kernel, load_kernel, pack_kernel, pack_model
-from ingot.targets.ane.chips import load_chip
+from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.kernel import inspect_kernel, load_kernel, pack_kernel, pack_model
 
 RECIPE = """
 [[rules]]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.names import pattern_of
+from ingot.conversion.coreml.layer import extract_layer
+from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.anek.header import is_unit
-from ingot.ops.ane.coreml_layer import extract_layer
-from ingot.ops.ane.kernel import inspect_kernel, load_kernel, pack_kernel
-from ingot.ops.ane.suggest import KEPT, Pick, recipe_text, suggest
+from ingot.ext.ane.kernel import inspect_kernel, load_kernel, pack_kernel
+from ingot.ext.ane.kernel_units.header import is_unit
+from ingot.ext.ane.suggest import KEPT, Pick, recipe_text, suggest
+from ingot.naming.names import pattern_of
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import resolve
 
@@ -316,7 +316,7 @@ def test_values_past_float16_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_core_ml_package_is_planned_recompressed_and_restored(model: Path, tmp_path: Path) -> None:
-    from ingot.ops.ane.coreml_layer import extract_layer
+    from ingot.conversion.coreml.layer import extract_layer
 
     source = model.with_suffix(".safetensors")
     package, small, back = (tmp_path / f"{name}.mlpackage" for name in ("whole", "small", "back"))

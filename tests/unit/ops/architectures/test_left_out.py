@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.conversion.matrix import matrix
 from ingot.errors import UnsupportedError
-from ingot.ops.convert.matrix import matrix
 from ingot.testing import model_folder
 
 pytest.importorskip("gguf")

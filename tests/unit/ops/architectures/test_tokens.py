@@ -11,8 +11,8 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import UnsupportedError
-from ingot.ops.architectures.keys import CONTROL, UNUSED
 from ingot.testing import model_folder
+from ingot.translate.keys import CONTROL, UNUSED
 
 pytest.importorskip("gguf")
 

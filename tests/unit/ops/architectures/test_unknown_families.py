@@ -11,10 +11,10 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion.matrix import matrix
 from ingot.errors import IngotError, UnsupportedError
-from ingot.ops.architectures.families import FAMILIES
-from ingot.ops.convert.matrix import matrix
 from ingot.testing import model_folder
+from ingot.translate.families import FAMILIES
 
 pytest.importorskip("gguf")
 

@@ -17,10 +17,10 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.engine.cluster import tasks, worker
-from ingot.engine.cluster.messages import Task, WorkerLostError
-from ingot.engine.cluster.pool import Processes
-from ingot.engine.cluster.scheduler import run_tasks
+from ingot.cluster import tasks, worker
+from ingot.cluster.messages import Task, WorkerLostError
+from ingot.cluster.pool import Processes
+from ingot.cluster.scheduler import run_tasks
 from ingot.errors import IngotError
 from ingot.testing.workers import Inline
 

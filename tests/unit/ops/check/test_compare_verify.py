@@ -11,8 +11,8 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.formats.coreml.format import CoremlFormat
-from ingot.ops.check import compare as module
-from ingot.ops.check.findings import Finding
+from ingot.inspect import compare as module
+from ingot.inspect.findings import Finding
 
 
 def statuses(a: Path, b: Path) -> dict[str, str]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.stats import ErrorStats
-from ingot.ops.check.compare import compared, sides
-from ingot.ops.check.comparisons import (
+from ingot.core.numeric.stats import ErrorStats
+from ingot.inspect.compare import compared, sides
+from ingot.inspect.comparisons import (
     DIFFERS,
     EQUAL,
     IDENTICAL,
@@ -26,7 +26,7 @@ from ingot.ops.check.comparisons import (
     Comparisons,
     TensorComparison,
 )
-from ingot.ops.check.options import CompareOptions
+from ingot.inspect.options import CompareOptions
 
 STATUSES = [IDENTICAL, EQUAL, DIFFERS, ONLY_A, ONLY_B, SHAPE, UNKNOWN]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.model.bytesource import MemorySource
 from ingot.model.seal import parse_seal, seal_of
-from ingot.ops.identity import content_id
 from ingot.stores.remote import client
 from ingot.testing.web import Fault, Request, WebServer
 

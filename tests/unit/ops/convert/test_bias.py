@@ -10,7 +10,7 @@ import pytest
 import ingot
 from ingot.errors import FormatError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantizers.choice import asked
+from ingot.quantization.choice import asked
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe
 

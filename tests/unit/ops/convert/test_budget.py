@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.conversion.budget.report import BudgetReport
+from ingot.conversion.budget.sensitivity import losses
+from ingot.conversion.candidates import stored_rows
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.ops.convert.budget_report import BudgetReport
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.measure import stored_rows
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.sensitivity import losses
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.types import NAMES, type_named

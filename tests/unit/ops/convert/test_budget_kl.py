@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.adapters import calibrate
-from ingot.adapters.divergence import Divergence
-from ingot.adapters.evaluate import evaluate
-from ingot.adapters.options import Protocol
-from ingot.core.allocation import Allocation
+from ingot.conversion.budget import divergence as budget_kl
+from ingot.conversion.budget.divergence import STEPS, Kl, search, smallest
+from ingot.core.files.allocation import Allocation
 from ingot.errors import IngotError, UsageError
-from ingot.ops.convert import budget_kl
-from ingot.ops.convert.budget_kl import STEPS, Kl, search, smallest
+from ingot.runtime.calibration import calibrate
+from ingot.runtime.evaluation.divergence import Divergence
+from ingot.runtime.evaluation.evaluate import evaluate
+from ingot.runtime.loading.options import Protocol
 from ingot.testing.models import make, make_tokenizer
 
 TYPES = "int2,int3,int4,int6,int8"

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.cluster import tasks
-from ingot.engine.cluster.messages import WorkerLostError
-from ingot.engine.cluster.pool import Processes
+from ingot.cluster import tasks
+from ingot.cluster.messages import WorkerLostError
+from ingot.cluster.pool import Processes
 from ingot.errors import IngotError
 from ingot.testing.s3 import environment
 from ingot.testing.web import WebServer
@@ -127,7 +127,8 @@ DRIVER = """
 import sys
 from pathlib import Path
 import ingot
-from ingot.engine.cluster import pool, tasks
+from ingot.cluster import pool
+from ingot.cluster import tasks
 
 if __name__ == "__main__":
     workers, tasks.LEAST = pool.Processes(1), 1 << 15

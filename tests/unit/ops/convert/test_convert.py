@@ -12,13 +12,13 @@ import pytest
 
 import ingot
 from ingot.cli.main import run as ingot_command
-from ingot.core.memory import parse_size
+from ingot.conversion.run import prepare
+from ingot.core.runtime.memory import parse_size
 from ingot.engine import cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
+from ingot.formats.base import Made
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
-from ingot.formats.usage import Made
-from ingot.ops.convert.convert import prepare
 
 RECIPES = ("bf16", "int8", "int4", "int3", "int2", "lossless")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.floats import cast
-from ingot.core.memory import anonymous_rss
+from ingot.conversion.run import convert
+from ingot.core.numeric.floats import cast
+from ingot.core.runtime.memory import anonymous_rss
 from ingot.errors import UsageError
-from ingot.ops.convert.convert import convert
 from ingot.recipes.load import parse_recipe
 
 SHAPES = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.draft_head import DraftShape, check_draft
+from ingot.artifacts.save import plan_tensors
 from ingot.errors import FormatError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.convert.draft import DraftShape, check_draft
-from ingot.ops.save import plan_tensors
 from ingot.testing.codecs import Unreadable
 from ingot.testing.drafts import draft_head
 

@@ -11,12 +11,12 @@ import pytest
 
 import ingot
 from ingot import views
+from ingot.artifacts.identity import content_id
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.planfile import plan_json
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.planfile import plan_json
-from ingot.ops.identity import content_id
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe
 

@@ -11,12 +11,12 @@ from safetensors.numpy import load_file, save_file
 
 import ingot
 import ingot.numpy
-from ingot.core.dtypes import file_bytes
+from ingot.conversion.placement import kept
+from ingot.conversion.run import prepare
+from ingot.core.numeric.dtypes import file_bytes
 from ingot.engine.steps import Move
 from ingot.errors import IngotError, IntegrityError
 from ingot.formats.zt.writer import ZtWriter
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.keep import kept
 from ingot.stores.local import LocalTarget
 
 

@@ -13,11 +13,11 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.codecs.table import CODECS
+from ingot.conversion.matrix import Matrix, matrix
 from ingot.errors import IngotError, MissingExtraError
 from ingot.model.layouts.scaled_codebook import SECOND
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.convert.matrix import Matrix, matrix
 from ingot.testing.codecs import encode_tensor
 
 WAYS = {
@@ -146,6 +146,6 @@ def test_a_missing_extra_is_an_obstacle_like_others(source: Path, monkeypatch: p
     def without(*_: object) -> object:
         raise MissingExtraError("gguf", "gguf")
 
-    monkeypatch.setattr("ingot.ops.convert.matrix.viewed", without)
+    monkeypatch.setattr("ingot.conversion.matrix.viewed", without)
     (target,) = matrix(source, to=["gguf"]).targets
     assert (target.refused, target.obstacle is not None) == (len(WAYS), True)

@@ -11,13 +11,13 @@ import pytest
 
 import ingot
 from ingot.codecs.table import CODECS
+from ingot.conversion import candidates as measure_choice
+from ingot.conversion.candidates import SAMPLE, sample_of
+from ingot.conversion.run import prepare
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import Row
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.convert import measure as measure_choice
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.measure import SAMPLE, sample_of
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.testing.codecs import Unreadable, encode_tensor

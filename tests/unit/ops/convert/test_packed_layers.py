@@ -12,8 +12,8 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError
-from ingot.ops.convert.convert import prepare
 
 RNG = np.random.default_rng(11)
 LAYER = "model.layers.0."

@@ -17,9 +17,9 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion.planfile import VERSION, PlanData
 from ingot.engine.data import plain, unplain
 from ingot.errors import FormatError, IngotError, IntegrityError
-from ingot.ops.convert.planfile import VERSION, PlanData
 
 RECIPE = """
 [[rules]]

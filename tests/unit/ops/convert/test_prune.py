@@ -11,15 +11,15 @@ import pytest
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.core.blocks import Blocks
-from ingot.core.memory import anonymous_rss
-from ingot.core.progress import ProgressEvent
+from ingot.conversion.run import prepare
+from ingot.core.numeric.blocks import Blocks
+from ingot.core.runtime.memory import anonymous_rss
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import CodecError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.tensor import Tensor
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.ffn import Ffn, Skipped, find_ffns
-from ingot.ops.convert.prune import PruneOptions, channel_norms, choose
 from ingot.testing.codecs import encode_tensor
+from ingot.views.pruning.ffn import Ffn, Skipped, find_ffns
+from ingot.views.pruning.prune import PruneOptions, channel_norms, choose
 
 UP, GATE, DOWN = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
 

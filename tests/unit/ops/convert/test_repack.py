@@ -15,13 +15,13 @@ from ingot.cli.render import render
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.table import CODECS
-from ingot.core.progress import ProgressEvent
+from ingot.conversion.run import prepare
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.engine import cost
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.convert.convert import prepare
 from ingot.recipes.load import parse_recipe
 from ingot.testing.codecs import encode_tensor, repacks, zstd_part
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.progress import ProgressEvent
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import ResourceError, UsageError
 
 
@@ -204,7 +204,7 @@ def test_resuming_after_the_companions_were_copied(
         raise StopHereError
 
     with monkeypatch.context() as patched:
-        patched.setattr("ingot.core.atomic.Staging.publish", killed)
+        patched.setattr("ingot.core.files.atomic.Staging.publish", killed)
         with pytest.raises(StopHereError):
             ingot.convert(model, tmp_path / "out", "int8", resume=True)
     report = ingot.convert(model, tmp_path / "out", "int8", resume=True)

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.table import CODECS
-from ingot.core.memory import anonymous_in_use, parse_size
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.planfile import plan_json
+from ingot.conversion.run import prepare
+from ingot.core.runtime.memory import anonymous_in_use, parse_size
 from ingot.errors import IngotError, UsageError
 from ingot.model.layouts.affine import CODES, ROWS_LSB, SCALES, ZEROS, AffineLayout, Group
 from ingot.model.layouts.affine import OFFSETS as OFFSET_PART
@@ -20,15 +24,11 @@ from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
-from ingot.ops.convert.convert import prepare
-from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.planfile import plan_json
-from ingot.ops.identity import content_id
-from ingot.quantizers.blocks import GRIDS
-from ingot.quantizers.choice import asked, rounded_as
-from ingot.quantizers.factors import factors_of
-from ingot.quantizers.grid import OFFSETS, POINTS, Grid
-from ingot.quantizers.rounding import round_matrix, values_of
+from ingot.quantization.blocks import GRIDS
+from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.factors import factors_of
+from ingot.quantization.grid import OFFSETS, POINTS, Grid
+from ingot.quantization.rounding import round_matrix, values_of
 from ingot.recipes.load import parse_recipe
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -166,7 +166,7 @@ def test_zeros_arrive_integer_for_integer(
     own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
     options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
     with monkeypatch.context() as patch:
-        patch.setattr("ingot.quantizers.tensor.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
+        patch.setattr("ingot.quantization.tensor.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
         with prepare(options) as prepared:
             assert prepared.plan.size
     ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
@@ -320,7 +320,7 @@ def test_planning_rounds_nothing(
     def never(*_: object) -> None:
         raise AssertionError("rounded while planning")
 
-    monkeypatch.setattr("ingot.quantizers.tensor.rounded_as", never)
+    monkeypatch.setattr("ingot.quantization.tensor.rounded_as", never)
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
     options = ConvertOptions(model, tmp_path / target, own, calibration=statistics, keep_names=True)
     with prepare(options) as prepared:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.cluster import tasks
+from ingot.cluster import tasks
+from ingot.delta.cost import delta_cost
 from ingot.errors import IngotError
-from ingot.ops.delta.cost import delta_cost
 from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
@@ -189,7 +189,7 @@ def test_rows_that_do_not_add_up_are_all_done_again(source: Path, hire: Hire) ->
         data = data[: size - 16] + data[size:]
         path.write_bytes(data)
         result["states"] = [str(len(data))]
-        result["steps"][0]["crc"] = ingot.core.checksums.digest("crc32c", data)
+        result["steps"][0]["crc"] = ingot.core.bytes.checksums.digest("crc32c", data)
         return result
 
     pool = Inline(slots=4, change=shorten)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.model.delta import delta_of
-from ingot.ops.identity import content_id
 
 torch = pytest.importorskip("torch")
 
@@ -24,8 +24,8 @@ STRATEGIES = ("exact", "int8", "int4", "int2")
 
 @pytest.fixture(autouse=True)
 def _small_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.ops.delta.strategy.SMALL", 100)
-    monkeypatch.setattr("ingot.ops.delta.in_place.UNDO_CHUNK", 3000)
+    monkeypatch.setattr("ingot.delta.strategy.SMALL", 100)
+    monkeypatch.setattr("ingot.delta.in_place.UNDO_CHUNK", 3000)
 
 
 def make(seed: int, dtype: Any = BF16) -> State:
@@ -309,7 +309,7 @@ class TestRefusals:
 
 
 def test_no_second_copy_of_the_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("ingot.ops.delta.in_place.UNDO_CHUNK", 1 << 16)
+    monkeypatch.setattr("ingot.delta.in_place.UNDO_CHUNK", 1 << 16)
     rng = np.random.default_rng(0)
     state = {f"{n}": (rng.standard_normal((2048, 1024)) * 0.05).astype(BF16) for n in range(4)}
     ingot.save(tmp_path / "base.zt", state)

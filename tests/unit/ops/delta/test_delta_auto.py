@@ -10,15 +10,15 @@ import pytest
 
 import ingot
 from ingot.codecs.dense.codec import DenseCodec
-from ingot.core.dtypes import numpy_dtype
-from ingot.core.progress import ProgressEvent
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.runtime.progress import ProgressEvent
+from ingot.delta.auto import OVERHEAD, PER_PAIR, choose, measure, target_bytes
+from ingot.delta.diff import diff
+from ingot.delta.patch import patch
+from ingot.delta.strategy import EVERY, EXACT, STRATEGIES, choices
 from ingot.errors import UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.delta.auto import OVERHEAD, PER_PAIR, choose, measure, target_bytes
-from ingot.ops.delta.diff import diff
-from ingot.ops.delta.patch import patch
-from ingot.ops.delta.strategy import EVERY, EXACT, STRATEGIES, choices
 
 BF16 = numpy_dtype("bf16")
 

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import numpy_dtype
+from ingot.artifacts.identity import content_id
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.delta.auto import OVERHEAD, measure
+from ingot.delta.diff import diff
+from ingot.delta.pairs import Both
+from ingot.delta.patch import patch
+from ingot.delta.plan import Draft
+from ingot.delta.strategy import EXACT, SIGNS, DiffPlan, Storage, expected
+from ingot.delta.weighed import counterpart, measure_known
 from ingot.engine.data import step_data
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.ops.delta.auto import OVERHEAD, measure
-from ingot.ops.delta.diff import diff
-from ingot.ops.delta.draft import Draft
-from ingot.ops.delta.expected import DiffPlan, expected
-from ingot.ops.delta.pairs import Both
-from ingot.ops.delta.patch import patch
-from ingot.ops.delta.strategy import EXACT, SIGNS, Storage
-from ingot.ops.delta.weighed import counterpart, measure_known
-from ingot.ops.identity import content_id
-from ingot.quantizers.factors import Factors, factors_of
-from ingot.quantizers.rounding import error_under
+from ingot.quantization.factors import Factors, factors_of
+from ingot.quantization.rounding import error_under
 
 UP, DOWN = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
 TABLE = "model.embed_tokens.weight"

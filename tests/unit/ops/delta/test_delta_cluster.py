@@ -16,16 +16,16 @@ import pytest
 from msgspec import structs
 
 import ingot
+from ingot.cluster import tasks
+from ingot.cluster.messages import WorkerLostError
+from ingot.cluster.pool import Processes
+from ingot.delta.cost import delta_cost
+from ingot.delta.pairs import pairs_of
+from ingot.delta.plan import Draft, DraftData
 from ingot.engine.bind import bound_steps
-from ingot.engine.cluster import tasks
-from ingot.engine.cluster.messages import WorkerLostError
-from ingot.engine.cluster.pool import Processes
 from ingot.engine.data import step_data
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
-from ingot.ops.delta.cost import delta_cost
-from ingot.ops.delta.draft import Draft, DraftData
-from ingot.ops.delta.pairs import pairs_of
 from ingot.testing.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.progress import ProgressEvent
+from ingot.artifacts.open import Source
+from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IntegrityError, UsageError
-from ingot.ops.open import Source
 
 
 class StopHereError(Exception):

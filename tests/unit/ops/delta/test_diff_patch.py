@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.codecs.delta.base import delta_codec
-from ingot.core.progress import ProgressEvent
+from ingot.core.runtime.progress import ProgressEvent
+from ingot.delta.proof import Proof
+from ingot.delta.strategy import Storage, choices
 from ingot.engine import cost
-from ingot.engine.pair import Diff
+from ingot.engine.diff_step import Diff
 from ingot.engine.specs import encoded_spec
 from ingot.engine.work import Room
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.proof import Proof
-from ingot.ops.delta.strategy import Storage, choices
-from ingot.ops.identity import content_id
 
 deltatensors = pytest.importorskip("deltatensors")
 
@@ -75,7 +75,7 @@ def redescribed(source: Path, target: Path, **changes: Any) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.ops.delta.strategy.SMALL", 1000)
+    monkeypatch.setattr("ingot.delta.strategy.SMALL", 1000)
 
 
 @pytest.fixture

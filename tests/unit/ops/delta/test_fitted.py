@@ -14,15 +14,15 @@ import pytest
 
 import ingot
 from ingot.codecs.delta.base import difference
-from ingot.core.progress import ProgressEvent
+from ingot.conversion.candidates import sampled_rows
+from ingot.core.runtime.progress import ProgressEvent
+from ingot.delta.auto import SAMPLE
+from ingot.delta.cost import delta_cost
+from ingot.delta.strategy import Storage
 from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.inspect.overview import delta_lines
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.numpy import load_file
-from ingot.ops.check.overview import delta_lines
-from ingot.ops.convert.measure import sampled_rows
-from ingot.ops.delta.auto import SAMPLE
-from ingot.ops.delta.cost import delta_cost
-from ingot.ops.delta.strategy import Storage
 from ingot.testing.workers import Inline
 
 BF16 = ml_dtypes.bfloat16
@@ -33,8 +33,8 @@ EMBED, UP, NORM = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weigh
 
 @pytest.fixture(autouse=True)
 def _small_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.ops.delta.strategy.SMALL", 100)
-    monkeypatch.setattr("ingot.ops.delta.exact_dtype.SMALL", 100)
+    monkeypatch.setattr("ingot.delta.strategy.SMALL", 100)
+    monkeypatch.setattr("ingot.delta.exact_dtype.SMALL", 100)
 
 
 def base_weights(dtype: Any, rows: int = 40) -> Weights:
@@ -240,7 +240,7 @@ class TestExactDtype:
     def test_a_step_proves_what_was_found_before(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A source that changed since, or a plan by hand, gives no delta that is silently not exact."""
         base = base_weights(BF16)
-        monkeypatch.setattr("ingot.ops.delta.draft.exact_dtype", lambda both: both.base.dtype)
+        monkeypatch.setattr("ingot.delta.plan.exact_dtype", lambda both: both.base.dtype)
         with pytest.raises(IntegrityError) as caught:
             ingot.diff(base, tuned_from(base, F32), tmp_path / "d.zt")
         assert caught.value.rule == "delta.result"

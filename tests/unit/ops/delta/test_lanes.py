@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from ingot.core.checksums import Blake3
+from ingot.core.bytes.checksums import Blake3
 from ingot.engine.watch import Lane
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import ingot
 import ingot.numpy
+from ingot.delta.pairs import pairs_of
 from ingot.errors import IngotError
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity, delta_of
-from ingot.ops.delta.pairs import pairs_of
 
 KINDS = (("weight", (4, 6), np.float16), ("scale", (5,), np.float32), ("bias", (4,), np.float16))
 CASES = [("x.wdelta", "sparse"), ("x.wdelta", "quantized"), ("x.wdelta", "int4"), ("x.zt", "exact")]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core import cbor, manifest_digest
+from ingot.artifacts.identity import content_id
+from ingot.core.parsing import cbor, manifest_digest
 from ingot.errors import IntegrityError
-from ingot.ops.identity import content_id
 
 SHAPES = {"a": (40, 16), "b": (8, 8)}
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import ingot
 from ingot.codecs.delta.sparse_patch import words
-from ingot.core.dtypes import dtype as resolve_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.delta import KEY, delta_of
 
 BF16 = ml_dtypes.bfloat16

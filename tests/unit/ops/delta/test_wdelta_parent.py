@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.delta.parent import WIDE, matching_order, parent_hash, parent_orders
 from ingot.errors import IntegrityError
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.model.tensor import Tensor
-from ingot.ops.delta.parent import WIDE, matching_order, parent_hash, parent_orders
 
 NAMES = ["b", "a.10", "a.2", "z"]
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import ingot
 from ingot import views
 from ingot.errors import IngotError
-from ingot.ops.folding.graph import graph_of
 from ingot.recipes.load import parse_recipe
+from ingot.views.folding.graph import graph_of
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

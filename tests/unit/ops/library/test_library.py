@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.ops.identity import content_id
-from ingot.ops.library.objects import MOST_DELTAS, Objects
+from ingot.library.objects import MOST_DELTAS, Objects
 from ingot.stores.table import share
 from ingot.testing import model_folder
 from ingot.testing.libraries import contents, folder, moved, weights
@@ -226,7 +226,7 @@ def test_an_interruption_leaves_nothing_half_written(library, base, tmp_path, wo
 
 
 def test_a_source_that_changes_is_refused(library, base, monkeypatch):
-    from ingot.ops.library import add
+    from ingot.library import add
 
     def changing(*args, **kwargs):
         (base / "config.json").write_text("{}")

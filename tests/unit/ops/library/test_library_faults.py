@@ -16,9 +16,9 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.ops.library import manifest, tree
-from ingot.ops.library.encode import as_delta, smallest
-from ingot.ops.library.objects import Form, Objects, id_of
+from ingot.library import manifest, tree
+from ingot.library.encode import as_delta, smallest
+from ingot.library.objects import Form, Objects, id_of
 from ingot.stores.local import LocalTarget
 from ingot.stores.remote import client, shared
 from ingot.stores.shared import SCRATCH

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import ingot.numpy
+from ingot.artifacts import owned_arrays as module
+from ingot.artifacts.open import open as open_checkpoint
+from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.load import owned as module
-from ingot.ops.load.owned import load_owned
-from ingot.ops.open import open as open_checkpoint
 
 ARRAYS = {
     "big": np.arange(300_000, dtype=np.float32).reshape(300, 1000),

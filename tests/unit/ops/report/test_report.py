@@ -16,14 +16,14 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion.run import prepare
 from ingot.errors import FormatError, UsageError
-from ingot.ops.check.compare import CompareReport
-from ingot.ops.check.receipt import add_receipt
-from ingot.ops.convert.convert import prepare
-from ingot.ops.report.look import Look, look
-from ingot.ops.report.page import page
-from ingot.ops.report.sample import BINS, histogram
-from ingot.ops.report.svg import Piece, heat, treemap
+from ingot.inspect.compare import CompareReport
+from ingot.inspect.page.look import Look, look
+from ingot.inspect.page.page import page
+from ingot.inspect.page.sample import BINS, histogram
+from ingot.inspect.page.svg import Piece, heat, treemap
+from ingot.inspect.receipt import add_receipt
 
 VOID = ("meta", "input", "br")
 

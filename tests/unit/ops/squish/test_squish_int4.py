@@ -16,7 +16,7 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError, ResourceError, UsageError
-from ingot.ops.squish.int4 import add_int4
+from ingot.ext.squish.tiers.int4 import add_int4
 
 Arrays = dict[str, np.ndarray]
 
@@ -167,7 +167,7 @@ def test_a_full_disk_changes_nothing(squish: Path, monkeypatch: pytest.MonkeyPat
 KILLED = """
 import sys, time
 from ingot.codecs.affine.encode import AffineEncoder
-from ingot.ops.squish.int4 import add_int4
+from ingot.ext.squish.tiers.int4 import add_int4
 real = AffineEncoder.encode
 def slow(*args):
     time.sleep(0.02)

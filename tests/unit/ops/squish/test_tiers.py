@@ -18,10 +18,10 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, ResourceError
-from ingot.ops.squish.build import build, drop
-from ingot.ops.squish.choose import choose
-from ingot.ops.squish.prepare import prepare
-from ingot.ops.squish.status import status
+from ingot.ext.squish.tiers.build import build, drop
+from ingot.ext.squish.tiers.choose import choose
+from ingot.ext.squish.tiers.prepare import prepare
+from ingot.ext.squish.tiers.status import status
 
 NAMES = {
     "model.embed_tokens.weight": (96, 64),
@@ -263,7 +263,7 @@ def test_a_full_disk_leaves_no_tier_and_the_load_goes_on(squish, monkeypatch):
     def full(*_args, **_options):
         raise ResourceError("the disk is full", rule="store.disk-full")
 
-    monkeypatch.setattr("ingot.ops.squish.build.convert", full)
+    monkeypatch.setattr("ingot.ext.squish.tiers.build.convert", full)
     found = prepare(squish)
     assert found.tier.name == "tensors"
     assert any("store.disk-full" in note for note in found.notes)
@@ -271,7 +271,7 @@ def test_a_full_disk_leaves_no_tier_and_the_load_goes_on(squish, monkeypatch):
 
 
 def test_tensors_that_change_meanwhile_are_told(squish, monkeypatch):
-    from ingot.ops.squish import build as module
+    from ingot.ext.squish.tiers import build as module
 
     real = module.convert
 
@@ -287,7 +287,7 @@ def test_tensors_that_change_meanwhile_are_told(squish, monkeypatch):
 
 BUILD = """
 import sys
-from ingot.ops.squish.prepare import prepare
+from ingot.ext.squish.tiers.prepare import prepare
 print(prepare(sys.argv[1]).tier.name)
 """
 

@@ -12,11 +12,11 @@ import pytest
 
 import ingot
 from ingot.errors import CodecError, IngotError, ResourceError
-from ingot.ops.squish.build import build
-from ingot.ops.squish.choose import choose
-from ingot.ops.squish.gate import ROUNDS, Passed, passed_from_json
-from ingot.ops.squish.status import TierStatus, status_of
-from ingot.ops.squish.table import THREE_BIT
+from ingot.ext.squish.tiers.build import build
+from ingot.ext.squish.tiers.choose import choose
+from ingot.ext.squish.tiers.gate import ROUNDS, Passed, passed_from_json
+from ingot.ext.squish.tiers.status import TierStatus, status_of
+from ingot.ext.squish.tiers.table import THREE_BIT
 from ingot.stores.table import from_url
 
 MATRICES = [f"model.layers.{index}.mlp.up_proj.weight" for index in range(8)]

@@ -15,9 +15,9 @@ import ingot
 from ingot.cli.main import run
 from ingot.engine.journal import Journal
 from ingot.errors import UsageError
-from ingot.ops.squish.build import build
-from ingot.ops.squish.int4 import add_int4
-from ingot.ops.squish.prepare import prepare
+from ingot.ext.squish.tiers.build import build
+from ingot.ext.squish.tiers.int4 import add_int4
+from ingot.ext.squish.tiers.prepare import prepare
 
 NAMES = {
     "model.embed_tokens.weight": (96, 64),
@@ -97,7 +97,7 @@ def test_three_bits_need_a_gate(squish, monkeypatch):
         def perplexity(self, tier):
             return 10.0
 
-    monkeypatch.setattr("ingot.adapters.gate.PerplexityGate", Recorded)
+    monkeypatch.setattr("ingot.ext.squish.gate.PerplexityGate", Recorded)
     for _ in range(2):  # the second finds it complete, and measures nothing
         assert run(["cache", "build", str(squish), "--tier", "3bit", "--quiet"]) == 0
     assert read == ["heldout.txt"]
@@ -107,7 +107,7 @@ def test_three_bits_need_a_gate(squish, monkeypatch):
 KILLED = """
 import os, signal, sys
 from ingot.engine.journal import Journal
-from ingot.ops.squish.build import build
+from ingot.ext.squish.tiers.build import build
 note, done = Journal.append, []
 def append(self, record, nbytes):
     note(self, record)

@@ -14,11 +14,11 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.ops.squish.build import build, drop
-from ingot.ops.squish.choose import choose
-from ingot.ops.squish.directory import LOCK
-from ingot.ops.squish.prepare import prepare
-from ingot.ops.squish.status import status
+from ingot.ext.squish.tiers.build import build, drop
+from ingot.ext.squish.tiers.choose import choose
+from ingot.ext.squish.tiers.directory import LOCK
+from ingot.ext.squish.tiers.prepare import prepare
+from ingot.ext.squish.tiers.status import status
 
 NAMES = {"model.layers.0.mlp.up_proj.weight": (512, 256), "model.norm.weight": (256,)}
 
@@ -49,7 +49,7 @@ LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-from ingot.ops.squish.prepare import prepare
+from ingot.ext.squish.tiers.prepare import prepare
 found = prepare(sys.argv[1])
 print(found.tier.name, *found.notes)
 """

@@ -14,19 +14,19 @@ import pytest
 
 import ingot
 from ingot import views
+from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.codecs.table import CODECS
-from ingot.core import checksums
-from ingot.core.blocks import Blocks
+from ingot.core.bytes import checksums
+from ingot.core.numeric.blocks import Blocks
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
-from ingot.ops.in_memory import open_bytes, save_bytes
-from ingot.ops.views.strided import Strided, Units, strided, woven
-from ingot.ops.views.turn import turn
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
 from ingot.testing.drafts import draft_head
+from ingot.views.strided import Strided, Units, strided, woven
+from ingot.views.turn import turn
 
 ROWS, COLS = 2000, 96
 

@@ -1,1 +1,0 @@
-"""Frameworks: the only places that import torch, mlx or jax."""

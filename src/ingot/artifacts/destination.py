@@ -1,0 +1,150 @@
+"""Where a result goes: a single file, or a folder with companions; in which format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike, fspath
+from pathlib import PurePosixPath
+
+from ingot.artifacts.replaceable import require_ours
+from ingot.core.files.atomic import Staging
+from ingot.core.suggest import did_you_mean
+from ingot.errors import ResourceError, UsageError
+from ingot.formats.base import Format
+from ingot.formats.table import FORMATS
+from ingot.model.store import Replaced
+from ingot.stores import table
+from ingot.stores.table import locate, location_of
+
+DEFAULT_FORMAT = "zt"
+STEM = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What is to be published at ``location``, a path or address: ``name`` is the weight file to create, ``directory``
+    tells whether in a folder, which of some formats has their suffix."""
+
+    location: str
+    directory: bool
+    format: Format
+    name: str
+
+    @property
+    def url(self) -> str:
+        """The address, of a path too."""
+        return table.url_of(self.location)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other programs find it under its path."""
+        return self.url.startswith("file:")
+
+
+def destination(
+    path: str | PathLike[str], format: str | None = None, container: int | str | None = None
+) -> Destination:
+    """Decide by the suffix of ``path``: a known one means a single file of that format, none or a slash a folder.
+
+    ``container`` is the version of the format's container to write.
+
+    Raises
+    ------
+    UsageError
+        ``format`` is unknown or contradicts the suffix, the path is that of an existing file without a known suffix, or
+        it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
+        (``target.exists``); the format has no such version of a container (``convert.container``).
+    """
+    target = _destination(path, format)
+    return target if container is None else replace(target, format=_in_container(target.format, str(container)))
+
+
+def _in_container(format: Format, version: str) -> Format:
+    versions = format.traits.containers
+    if version not in versions:
+        raise UsageError(
+            f"expected a version of {format.name}'s container that is written here "
+            f"({' or '.join(versions) or 'it has one only'}), found {version[:40]!r}",
+            rule="convert.container",
+        )
+    return FORMATS[versions[version]]
+
+
+def _destination(path: str | PathLike[str], format: str | None) -> Destination:
+    kind, text = _kind(path), location_of(path)
+    last = PurePosixPath(text)
+    by_suffix = format_of_suffix(last.name)
+    chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
+    whole = by_suffix is not None and by_suffix.traits.folder
+    named = kind == "folder" or fspath(path).endswith(("/", "\\"))
+    if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
+        if whole and kind == "file":
+            raise UsageError(
+                "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
+                "choose another destination",
+                rule="target.exists",
+                where=text,
+            )
+        files_too = chosen is None or bool(chosen.suffixes)
+        if kind == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
+            raise _unknown_suffix(text, last.suffix)
+        chosen = chosen or FORMATS[DEFAULT_FORMAT]
+        return Destination(text, True, chosen, chosen.file_name(STEM))
+    if by_suffix is not None and chosen is not None and not last.name.lower().endswith(chosen.suffixes):
+        raise UsageError(
+            f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
+            rule="save.suffix",
+            where=text,
+        )
+    assert chosen is not None
+    return Destination(text, False, chosen, last.name)
+
+
+def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
+    """Return a place to write what will appear at ``target``.
+
+    What is there is replaced with ``overwrite`` only, and of folders only those that hold a checkpoint, files called
+    ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
+    """
+    ours = partial(require_ours, also=names)
+    return table.stage(target.location, Replaced(overwrite, ours), directory=target.directory, resume=resume)
+
+
+def _kind(path: str | PathLike[str]) -> str | None:
+    """Return what is there: a file or a folder; None where there is nothing, or the system does not tell."""
+    try:
+        return "file" if locate(path)[1] else "folder"
+    except UsageError as error:
+        if error.rule in ("store.missing", "store.name-too-long"):
+            return None
+        raise
+    except ResourceError:
+        return None
+
+
+def _foreign_suffix(name: str) -> bool:
+    """Whether a name ends like a file of another program: ``.tflite``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
+    return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
+
+
+def _unknown_suffix(where: str, suffix: str) -> UsageError:
+    written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
+    known = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
+    near = did_you_mean(suffix.lower(), known) if suffix else ""
+    return UsageError(
+        f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
+        f"{suffix or 'a file without suffix'}",
+        rule="save.suffix",
+        where=where,
+    )
+
+
+def format_of_suffix(name: str) -> Format | None:
+    """Return the format whose suffix ``name`` has."""
+    for _, format in FORMATS.available():
+        if name.lower().endswith(format.suffixes) and not format.traits.last_resort:
+            return format
+    return None

@@ -1,0 +1,413 @@
+"""Open a checkpoint: find its format, let the format locate the parts, hand each tensor its decoder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from os import PathLike, fspath
+from typing import Any
+
+from ingot.artifacts.companions import Companions, find_companions
+from ingot.artifacts.unread_dialects import Dialect, of_config, of_tensors
+from ingot.codecs.table import CODECS
+from ingot.core.border import bordered
+from ingot.core.suggest import did_you_mean
+from ingot.errors import IngotError, IntegrityError, UsageError, install_hint
+from ingot.ext.squish.tiers.table import FOUR_BIT, THREE_BIT
+from ingot.formats.base import Catalog, Format
+from ingot.formats.detect import detect_file, detect_folder, explain, listing
+from ingot.formats.safetensors.index import unlisted_files
+from ingot.formats.safetensors.patch import read_pairs
+from ingot.formats.shared.foreign import HEAD
+from ingot.model.bytesource import StampedSource
+from ingot.model.checkpoint import Checkpoint, Reopen
+from ingot.model.delta import KEY
+from ingot.model.reading.lazy import Many, as_many
+from ingot.model.reading.limits import require_decompressed
+from ingot.model.store import Listed, Store, Without
+from ingot.model.tensor import Tensor
+from ingot.naming.config import CONFIG
+from ingot.stores.table import STORES, beside, from_url, locate_model, location_of
+
+STORES.add("library", "ingot.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
+
+
+@dataclass(slots=True)
+class Source:
+    """An opened artifact before decoders are attached: its store, format, entry file and catalog.
+
+    ``location`` is what it was opened by, for messages and reports. ``name`` is the file that was asked for; empty
+    where it was a folder, which is the store then.
+    """
+
+    location: str
+    store: Store
+    name: str
+    format: Format
+    entry: str
+    catalog: Catalog
+    io: str
+    verify: bool = True
+    _whole: bool = False
+
+    def require_unchanged(self) -> None:
+        """Refuse a source that was written to since it was opened: what was read of it may be of two versions.
+
+        Raises
+        ------
+        IntegrityError
+            ``store.changed``.
+        """
+        for source in self.catalog.sources:
+            if source.changed():
+                raise IntegrityError(
+                    "store.changed",
+                    "the file was written to while it was being read; try again when it is complete",
+                    where=source.name,
+                )
+
+    def require_whole(self) -> None:
+        """Compare the digest that covers the whole file, where the format has one and digests are to be checked; once.
+
+        Raises ``IntegrityError`` with the format's rule.
+        """
+        if self.verify and not self._whole and self.catalog.check_whole is not None:
+            self.catalog.check_whole()
+            self._whole = True
+
+    def require_decompressed(self, asked: int | str | None = None) -> None:
+        """Refuse compressed parts that would become larger than ``asked``; see ``model.limits``."""
+        draft = self.catalog.attachments.draft or {}
+        require_decompressed(chain(self.catalog.tensors.values(), draft.values()), asked, self.location)
+
+    def dialect(self) -> Dialect | None:
+        """Return who packed the weights, where that is a program whose words Ingot does not decode.
+
+        Told by the folder's ``config.json``, unless its format goes by that, and by the tensors themselves.
+        """
+        config = {} if self.format.traits.config_keys else self.config()
+        return of_config(config, self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
+
+    def config(self) -> dict[str, Any]:
+        """Return what the folder's ``config.json`` says; nothing for a file, or where no object can be read."""
+        if not self.is_folder:
+            return {}
+        try:
+            return self.format.read_config(self.store)
+        except IngotError:
+            return {}
+
+    def identity(self) -> list[list[Any]]:
+        """Return what tells this source from another: digests of the headers, and the stamps of the open files.
+
+        What is read later comes from these very files, or is refused; a path may lead elsewhere by now.
+        """
+        headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
+        sources = self.catalog.sources
+        return [*sorted(headers), *(list(source.stamp) for source in sources if isinstance(source, StampedSource))]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder was opened, not a file in one."""
+        return not self.name
+
+    @property
+    def url(self) -> str:
+        """Where another process finds the artifact; empty where none can."""
+        return self.store.url_of(self.name)
+
+    def stored(self) -> int:
+        """Return the bytes of the artifact's own files."""
+        return sum(self.store.stat(name).size for name in self.catalog.headers)
+
+    def is_lost(self, target: str, *, folder: bool) -> bool:
+        """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
+        return self.store.is_lost({self.name, *self.catalog.headers}, target, folder=folder)
+
+    def companions(self) -> Companions:
+        """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
+        return find_companions(self.store, self.catalog.headers) if self.is_folder else Companions()
+
+    def close(self) -> None:
+        """Close the files of the catalog."""
+        for source in self.catalog.sources:
+            source.close()
+
+
+def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the same tensors, each given its codec's decoder when it is first asked for."""
+
+    return _Decoding(tensors)
+
+
+class _Decoding(Many[Tensor]):
+    """Tensors that get their decoders when they are asked for: who keeps them is the mapping behind this one."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = as_many(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _decoding(self._tensors[name])
+
+    def passing(self, name: str) -> Tensor:
+        return _decoding(self._tensors.passing(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+
+def _decoding(tensor: Tensor) -> Tensor:
+    if tensor.decoder is None and tensor.codec in CODECS:
+        tensor.decoder = CODECS[tensor.codec]
+    return tensor
+
+
+@bordered
+def open(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Checkpoint:
+    """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
+
+    Parameters
+    ----------
+    path : path or address
+        A ``.zt`` or ``.safetensors`` file, a ``model.safetensors.index.json``, or a folder with one of them.
+    io : {"auto", "mmap", "pread"}
+        How bytes are read: mapped (free of copies), by read calls (right on network disks), or chosen by file system.
+    verify : bool
+        Check each part's digest when it is read whole.
+    max_decompressed : int or str, optional
+        The most bytes that one compressed part may become, such as ``"2GiB"``; by default what the environment variable
+        ``INGOT_MAX_DECOMPRESSED`` says. A file that states more is refused: ``FormatError`` ``part.max-decompressed``.
+
+    Returns
+    -------
+    Checkpoint
+        Header or manifest completely validated; no tensor read yet.
+
+    Raises
+    ------
+    UsageError
+        The path does not exist, or the folder holds no checkpoint or several.
+    FormatError, IntegrityError, UnsupportedError
+        The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
+    """
+    return open_there(*find(path, io), io=io, verify=verify, max_decompressed=max_decompressed)
+
+
+def open_there(
+    store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Checkpoint:
+    """Open what ``find`` has found; see ``open``."""
+    source = open_found(store, name, verify=verify, max_decompressed=max_decompressed)
+    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity(), max_decompressed)))
+
+
+def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
+    """Make the user's view of an opened source whose tensors are to be read as numbers; ``reopen`` as there.
+
+    Raises ``UnsupportedError`` ``model.quantized``, and closes the source, where another program has packed them.
+    """
+    dialect = source.dialect()
+    if dialect is not None:
+        source.close()
+        raise _located(dialect.refusal(), source.location)
+    return checkpoint_of(source, reopen)
+
+
+def _open_again(
+    location: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
+) -> Checkpoint:
+    """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
+    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
+    if source.identity() != identity:
+        source.close()
+        raise IntegrityError(
+            "store.changed",
+            "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
+            "since; open it by its path",
+            where=location,
+        )
+    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity, max_decompressed)))
+
+
+def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
+    """Make the user's view of an opened source; ``reopen`` as ``Checkpoint.reopen``."""
+    attachments = source.catalog.attachments
+    if attachments.draft is not None:
+        attachments = replace(attachments, draft=with_decoders(attachments.draft))
+    checkpoint = Checkpoint(
+        with_decoders(source.catalog.tensors),
+        format=source.format.name,
+        location=source.location,
+        metadata=source.catalog.metadata,
+        companions=source.companions().files,
+        on_close=source.close,
+        io=source.io,
+    )
+    checkpoint.attachments = attachments
+    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
+    checkpoint.unread = source.catalog.unread
+    checkpoint.reopen = reopen
+    checkpoint.check_whole = source.require_whole
+    checkpoint.check_unchanged = source.require_unchanged
+    checkpoint.stamps = source.identity
+    return checkpoint
+
+
+def find(path: str | PathLike[str], io: str = "auto") -> tuple[Store, str]:
+    """Return the store that an artifact lies in, and its name there, which is empty for a folder; opens nothing.
+
+    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and what the store raises.
+    """
+    if io not in ("auto", "mmap", "pread"):
+        raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
+    if path == "":  # an unset variable of a shell; it would be the present folder
+        raise missing_path("")
+    try:
+        return locate_model(path, io=io)
+    except UsageError as error:
+        if error.rule in ("store.missing", "store.scheme"):
+            raise missing_path(fspath(path), error) from None
+        raise
+
+
+def address_of(path: str | PathLike[str]) -> str:
+    """Return where another process finds an artifact; empty where none can. Errors as ``find``."""
+    store, name = find(path)
+    return store.url_of(name)
+
+
+def path_here(path: str | PathLike[str], address: str) -> str | PathLike[str]:
+    """Return what another process has opened, for this one: ``path`` as it was given there, so that messages are the
+    same, where that leads to the same address; else the address."""
+    try:
+        return path if address_of(path) == address else address
+    except IngotError:
+        return address
+
+
+def open_source(
+    path: str | PathLike[str],
+    *,
+    io: str = "auto",
+    verify: bool = True,
+    max_decompressed: int | str | None = None,
+    trust_index: bool = False,
+) -> Source:
+    """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
+    ignored."""
+    store, name = find(path, io)
+    if trust_index and not name:
+        store = Without(store, unlisted_files(store))
+    return open_found(store, name, verify=verify, max_decompressed=max_decompressed)
+
+
+def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed: int | str | None = None) -> Source:
+    """Validate what ``find`` has found; see ``open``."""
+    listed, location = Listed(store), store.location_of(name)
+    try:
+        format, entry = detect(listed, name)
+        catalog = format.read(listed, entry, verify=verify)
+    except IngotError as error:
+        packed = _packed_tier(listed) if error.rule == "detect.none" else None
+        if packed is not None:
+            return open_found(packed, "", verify=verify, max_decompressed=max_decompressed)
+        raise _located(explain(error, store), location) from None
+    source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
+    try:
+        source.require_decompressed(max_decompressed)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _packed_tier(store: Store) -> Store | None:
+    """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
+    for tier in (FOUR_BIT, THREE_BIT):
+        if tier.path in store.folders() and any(store.exists(mark) for mark in tier.marks):
+            path = store.local_path(tier.path)
+            return from_url(store.url_of(tier.path) if path is None else path)
+    return None
+
+
+def detect(store: Store, name: str) -> tuple[Format, str]:
+    """Return the format and the entry file of a file, or of a folder where ``name`` is empty; raises as the functions
+    of ``formats.detect``."""
+    if name:
+        return detect_file(name, store.head(name, HEAD)), name
+    return detect_folder(listing(store), store)
+
+
+def _located(error: IngotError, location: str) -> IngotError:
+    if error.where and location.endswith(f"/{error.where}"):
+        error.where = location  # the same file, by its name alone
+    places = (error.where or "").split(": ")
+    named = any(place == location or place.startswith(f"{location}/") for place in places)
+    return error if named else error.at(location)
+
+
+def open_delta(
+    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+) -> Source:
+    """Open what is to be applied to a base; see ``open``.
+
+    A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
+    """
+    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
+    if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
+        try:
+            source.catalog = read_pairs(source.catalog, location_of(path)) or source.catalog
+        except BaseException:
+            source.close()
+            raise
+    return source
+
+
+def _io_of(catalog: Catalog) -> str:
+    return "mmap" if catalog.sources and all(source.mapped for source in catalog.sources) else "pread"
+
+
+_OWN = ("file", "memory")
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://.*", re.IGNORECASE)
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def missing_path(text: str, found: IngotError | None = None) -> IngotError:
+    """Return the refusal of a path where there is no file or folder; ``found`` is what its store said.
+
+    Returns
+    -------
+    UsageError
+        ``open.url``: an address of a kind that is not read; ``open.missing``: anything else, with what may have been
+        meant.
+    """
+    address = _ADDRESS.fullmatch(text)
+    if address is not None and address[1].lower() in STORES:
+        message = "expected a file or folder at this address, found none" if found is None else found.message
+        return UsageError(message, rule="open.missing", where=location_of(text))
+    if address is not None:
+        return UsageError(
+            "expected a file or folder of this machine, or an address of a kind that is read "
+            f"({', '.join(f'{known}:' for known in STORES if known not in _OWN)}); download it first, and give "
+            "the path",
+            rule="open.url",
+            where=location_of(text),
+        )
+    hint, near = "", beside(text) if text else None
+    if _ID.fullmatch(text) and near is None:
+        hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
+    elif near:
+        last = text.rstrip("/").rpartition("/")[2]
+        hint = did_you_mean(last, near)
+    return UsageError(f"no such file or folder{hint}", rule="open.missing", where=text or "''")

@@ -1,0 +1,256 @@
+"""Save arrays or tensors to a new artifact, published whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ingot.artifacts.destination import Destination, destination, stage
+from ingot.codecs.table import CODECS
+from ingot.core.border import bordered
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.formats.base import Format, FormatWriter, WriteOptions
+from ingot.model.artifact import Artifact
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.sparse import CsrLayout
+from ingot.model.part import StoredReader
+from ingot.model.sparse import FROM_SPARSE, SparseArrays
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import TO_NUMPY, Tensor, part_of
+from ingot.stores.local import LocalTarget
+
+_CHUNK = 8 << 20
+NO_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {}
+
+
+@bordered
+def save(
+    path: str | PathLike[str],
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    format: str | None = None,
+    digest: str | None = "crc32c",
+    overwrite: bool = False,
+    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Save named tensors.
+
+    Parameters
+    ----------
+    path : path
+        A file name with a format's suffix, or a folder.
+    tensors : mapping of name to array or Tensor
+        NumPy, torch or other arrays are stored dense, bit for bit; sparse ones of ``scipy.sparse`` and torch as
+        ``sparse_csr`` or ``sparse_coo``; a ``Tensor`` (of an opened checkpoint, of ``Tensor.from_parts``) moves
+        its parts as they are stored. Sources may lie in the file that is replaced.
+    metadata : mapping, optional
+        The file's own metadata; safetensors takes strings only.
+    format : str, optional
+        By default what the suffix says, ``zt`` for folders.
+    digest : {"crc32c", "sha256", None}
+        Written per part where the format has digests.
+    overwrite : bool
+        Replace a folder that holds a checkpoint and nothing else. A single file is replaced in any case, as safetensors
+        does: what the caller has in memory is newer.
+    attributes : mapping of name to mapping, optional
+        What to say of single tensors beside what their codecs say, JSON-like; ``Tensor.params`` has it when the file is
+        read. Formats without a place for it refuse it.
+
+    Raises
+    ------
+    UsageError
+        ``target.exists``, ``target.foreign``: a folder that may not be replaced. ``save.attributes``: of no tensor, or
+        of a name that the codec uses.
+    UnsupportedError
+        The format cannot carry a tensor, or no attributes.
+    CodecError
+        A sparse object with a position outside its shape.
+    ResourceError
+        Disk full, target not writable.
+    """
+    target = destination(path, format)
+    planned = plan_tensors(target.format, tensors, attributes or {})
+    save_planned(target, planned, metadata or {}, digest=digest, overwrite=overwrite or not target.directory)
+
+
+def save_planned(
+    target: Destination,
+    planned: Sequence[tuple[Tensor, TensorSpec]],
+    metadata: Mapping[str, Any],
+    *,
+    digest: str | None = "crc32c",
+    overwrite: bool = False,
+) -> None:
+    """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
+    options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
+    with stage(target, overwrite=overwrite) as staging:
+        size = target.format.size(Artifact(specs, target.format.metadata(metadata)), options)
+        staging.require_room(size, target.location)
+        writer = target.format.writer(LocalTarget(staging.files), target.name, Artifact(specs, metadata), options)
+        staging.publish(write_tensors(writer, planned))
+
+
+def plan_tensors(
+    format: Format, tensors: Mapping[str, Any], attributes: Mapping[str, Mapping[str, Any]] = NO_ATTRIBUTES
+) -> list[tuple[Tensor, TensorSpec]]:
+    """View values as tensors and say how each will be stored, in the order that the format wants.
+
+    Raises ``UnsupportedError`` for what the format cannot carry; ``IntegrityError`` where digests that cover more than
+    one part of a checkpoint, or that pieces of parts are not checked by, do not fit.
+    """
+    if isinstance(tensors, Checkpoint):
+        tensors.require_whole()
+    stray = next((name for name in attributes if name not in tensors), None)
+    if stray is not None:
+        raise UsageError(f"expected attributes of a tensor, found some of {stray!r:.80}", rule="save.attributes")
+    if attributes and not format.traits.keeps_attributes:
+        raise UnsupportedError(
+            f"{format.name} has no place for attributes of tensors: save a .zt", rule="save.attributes"
+        )
+    planned = []
+    for item in named_tensors(tensors):
+        if item.name in attributes:
+            item.params = _with_attributes(item, attributes[item.name])
+        spec = item.spec()
+        reason = format.refuses(spec)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name
+            )
+        planned.append((item, spec))
+    return [planned[index] for index in format.order([spec for _, spec in planned])]
+
+
+def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield values as tensors; ``UsageError`` ``save.name``, and what ``as_tensor`` raises, told by name."""
+    for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
+        try:
+            item = as_tensor(name, value)
+        except IngotError as error:
+            raise error if error.where == name else error.at(name) from None
+        yield item
+
+
+def _with_attributes(tensor: Tensor, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tensor's attributes with more beside them, which must not change what its parts mean."""
+    layout = tensor.layout
+    taken = next((key for key in attributes if key == "dtype" or key in layout.attributes()), None)
+    if taken is None:
+        made = {**tensor.params, **attributes}
+        other = replace(tensor, params=made)
+        try:
+            if tensor.decoder is not None:
+                CODECS[tensor.codec].check(other)
+            if isinstance(layout, OtherLayout) or other.layout == layout:
+                return made
+        except IngotError as error:
+            raise UsageError(
+                f"expected attributes that codec {tensor.codec} passes over: {error.message}",
+                rule="save.attributes",
+                where=tensor.name,
+            ) from error
+    raise UsageError(
+        f"expected attributes that codec {tensor.codec} does not use, found {taken or sorted(attributes)!r:.80}",
+        rule="save.attributes",
+        where=tensor.name,
+    )
+
+
+def write_tensors(writer: FormatWriter, planned: Sequence[tuple[Tensor, TensorSpec]]) -> list[str]:
+    """Write everything, in order, and return the names of the finished files."""
+    try:
+        for item, spec in planned:
+            writer.begin(spec)
+            _copy(item, writer)
+            writer.end()
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _copy(item: Tensor, writer: FormatWriter) -> None:
+    for role, part in item.parts.items():
+        reader = StoredReader(part)
+        for start in range(0, part.length, _CHUNK):
+            size = min(_CHUNK, part.length - start)
+            if part.source.mapped and not part.digest:
+                writer.write(role, part.source.view(part.offset + start, size))
+            else:
+                data = np.empty(size, np.uint8)
+                reader.readinto(data.data)
+                writer.write(role, data.data)
+        if part.digest:
+            reader.finish()
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """View whatever the user gave as a tensor with parts in memory."""
+    if isinstance(value, Tensor):
+        return Tensor(name, value.shape, value.dtype, value.codec, value.parts, value.params, value.decoder)
+    arrays = None if isinstance(value, np.ndarray) else _sparse_arrays(value)
+    if arrays is not None:
+        return _sparse_tensor(name, arrays)
+    array = as_numpy(value)
+    row = resolve_dtype(array.dtype)
+    if row.bits < 8:
+        raise UnsupportedError(
+            f"{row.name} arrays hold one element a byte and would have to be packed; move such tensors as parts",
+            where=name,
+        )
+    parts = {"data": part_of(array)}
+    return Tensor(name, array.shape, row.name, DenseLayout.codec, parts, decoder=CODECS[DenseLayout.codec])
+
+
+def _sparse_arrays(value: Any) -> SparseArrays | None:
+    """Return what a sparse object of another library stores, None for anything else.
+
+    Such objects are known by a module that must have been imported by whoever made one.
+    """
+    libraries = (FROM_SPARSE[module] for module in FROM_SPARSE if module in sys.modules)
+    return next((arrays for library in libraries if (arrays := library(value)) is not None), None)
+
+
+def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
+    """View sparse arrays as a tensor; raises the codec's rules where positions do not fit the shape."""
+    layout, values = arrays.layout, part_of(arrays.values)
+    words = [np.ascontiguousarray(each).view(np.uint64) for each in arrays.positions]
+    if isinstance(layout, CsrLayout):
+        parts = {"values": values, "indices": part_of(words[1]), "indptr": part_of(words[0])}
+    else:
+        parts = {"values": values, "coords": part_of(np.concatenate([np.empty(0, np.uint64), *words]))}
+    codec = CODECS[layout.codec]
+    tensor = Tensor(name, arrays.shape, layout.dtype, layout.codec, parts, decoder=codec)
+    codec.sparse(tensor, layout.dtype)
+    return tensor
+
+
+def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Convert an array of any framework to NumPy, without a copy where the framework allows.
+
+    A torch tensor is known by its module's name, so that torch is imported only by those who have it already.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(
+            "expected a value for each element, found a masked array: no format keeps the mask; take its filled()",
+            rule="save.masked",
+        )
+    if isinstance(value, np.ndarray):
+        return value
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+        return TO_NUMPY["pt"](value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"expected an array or what NumPy can make one of: {error}", rule="save.value") from error

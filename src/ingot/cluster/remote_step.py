@@ -1,0 +1,112 @@
+"""The step of a tensor that a worker does: waits for its result, and passes on the bytes that it left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.cluster.messages import StepResult
+from ingot.cluster.task_runner import TaskRunner
+from ingot.core.bytes import checksums
+from ingot.engine import cost
+from ingot.engine.data import unplain
+from ingot.engine.watch import Watches
+from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.errors import IntegrityError
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class RemoteStep(Step):
+    """The step ``local``, done by a worker of ``runner``. ``store`` is where workers leave files."""
+
+    local: Step = field(kw_only=True)
+    number: int = field(kw_only=True)
+    runner: TaskRunner = field(kw_only=True)
+    store: Store = field(kw_only=True)
+
+    encodes_parts: ClassVar[bool] = False
+    elsewhere: ClassVar[bool] = True
+
+    @property
+    def origin(self) -> Step:
+        return replace(self.local, spec=self.spec)
+
+    @property
+    def in_bytes(self) -> int:
+        return self.local.in_bytes
+
+    @property
+    def decodes(self) -> Tensor | None:
+        return self.local.decodes
+
+    def chunking(self, room: Room) -> Chunking:
+        size = max(cost.MOVE_LEAST, min(_CHUNK, room.budget // room.slots))
+        return Chunking(self.out_bytes, 1, size, min(size, max(self.out_bytes, 1)))
+
+    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
+        assert not watches, "the worker hashes the values"
+        return _Waiting(shape, step=self)
+
+
+def remote_step(step: Step, number: int, runner: TaskRunner, store: Store) -> RemoteStep:
+    """Return a step of a plan as one that a worker does."""
+    fields = (step.tensor, step.spec, step.action, step.rule, step.exact)
+    return RemoteStep(*fields, local=step, number=number, runner=runner, store=store)
+
+
+@dataclass(kw_only=True)
+class _Waiting(Running):
+    step: RemoteStep
+    _results: list[StepResult] = field(default_factory=list)
+
+    def learn(self) -> Mapping[str, Any] | None:
+        """Wait for the worker; return the parameters that it fitted."""
+        self._results = self.step.runner.results(self.step.number)
+        params: Mapping[str, Any] | None = unplain(self._results[0].params)
+        return params
+
+    @property
+    def written(self) -> dict[str, Any] | None:
+        return self._results[0].written
+
+    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
+        """Pass on what is in files. The runner has counted the source bytes."""
+        for result in self._results:
+            if result.nbytes:
+                yield from self._read(result, take)
+            if not take():
+                return
+            yield partial(Encoded, {}, result.error), 0
+
+    def _read(self, result: StepResult, take: Take) -> Iterator[tuple[Work, int]]:
+        source, crc, position = self.step.store.open(result.file), checksums.hasher("crc32c"), result.offset
+        try:
+            for role, count in result.runs:
+                for start in range(0, count, self.shape.chunk_rows):
+                    if not take():
+                        return
+                    data = np.empty(min(self.shape.chunk_rows, count - start), np.uint8)
+                    source.readinto(position, data.data)
+                    crc.update(data.data)
+                    position += data.nbytes
+                    yield partial(Encoded, {role: data}), 0
+        finally:
+            source.close()
+        if not checksums.same(result.crc, crc.text()):
+            raise IntegrityError(
+                "cluster.part",
+                "the bytes that a worker left for this tensor have changed since; run again without --resume",
+                where=f"{self.step.store.location}: {self.step.tensor.name}",
+            )
+
+    def notes(self) -> dict[str, Any]:
+        notes = [result.notes for result in self._results]
+        return dict(notes[0] if len(notes) == 1 else self.step.local.joined(notes))

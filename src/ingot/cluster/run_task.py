@@ -1,0 +1,196 @@
+"""Runs a task in a worker: its steps leave their bytes in the final place, or in a file that the driver copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from ingot.cluster.messages import StepResult, Task
+from ingot.core.bytes import checksums
+from ingot.core.numeric.stats import ErrorStats
+from ingot.engine.data import plain
+from ingot.engine.drive import Sink, drive
+from ingot.engine.frames import TensorSink
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources, cut
+from ingot.engine.steps import Encode
+from ingot.engine.watch import ContentWatch, Lane, Watches
+from ingot.engine.work import Step
+from ingot.formats.by_many import Skips
+from ingot.model import bytesource
+from ingot.model.bytesource import Buffer
+from ingot.model.reading.limits import require_in_proportion
+from ingot.model.spec import TensorSpec
+
+Job = TypeVar("Job")
+Opened = TypeVar("Opened")
+
+
+class OpenJob(Generic[Job, Opened]):
+    """Files that stay open between two tasks of one job; ``enter`` opens them."""
+
+    def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
+        self._enter, self._stack = enter, ExitStack()
+        self._last: tuple[Job, Opened] | None = None
+
+    def opened(self, job: Job) -> Opened:
+        """Return the open files of a job, after closing those of another job."""
+        if self._last is None or self._last[0] != job:
+            self.close()
+            self._last = job, self._stack.enter_context(self._enter(job))
+        return self._last[1]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._last = None
+        self._stack.close()
+
+
+def is_fitted(step: Step) -> bool:
+    """Whether a step reads its tensor before it encodes it, to complete the spec's parameters."""
+    return isinstance(step, Encode) and step.encoder.fit_passes > 0
+
+
+def has_fixed_place(step: Step) -> bool:
+    """Whether the plan alone determines where a step's result lies, and what its header says."""
+    return step.spec.nbytes is not None and not is_fitted(step)
+
+
+class SharedWriter:
+    """A writer of all tensors of a plan, in a process that writes some of them.
+
+    ``names`` are those of all steps, in order; ``position`` is the number of the next.
+    """
+
+    def __init__(self, writer: Skips, names: Sequence[str]) -> None:
+        self.writer, self.names, self.position = writer, names, 0
+
+    def skip_to(self, number: int) -> None:
+        """Pass over all tensors before this one; ``ValueError`` if the writer is already past it."""
+        if number < self.position:
+            raise ValueError(f"the writer is at {self.position}, past {number}")
+        for name in self.names[self.position : number]:
+            self.writer.skip(name)
+        self.position = number
+
+
+class PrefixedTarget:
+    """A target whose files get names with a prefix."""
+
+    def __init__(self, target: bytesource.Target, prefix: str) -> None:
+        self._target, self._prefix = target, prefix
+
+    def create(self, name: str) -> bytesource.Sink:
+        """Open a file for writing."""
+        return self._target.create(self._prefix + name)
+
+
+class PartsFile:
+    """A file of the stored bytes of tensors, one after the other."""
+
+    def __init__(self, target: bytesource.Target, name: str) -> None:
+        self._target, self.name = target, name
+        self._sink: bytesource.Sink | None = None
+        self._end = self._offset = 0
+        self._runs: list[tuple[str, int]] = []
+        self._crc = checksums.hasher("crc32c")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written, and no file created."""
+        return self._sink is None
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start a tensor."""
+        self._offset, self._runs, self._crc = self._end, [], checksums.hasher("crc32c")
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append bytes of a part."""
+        if self._sink is None:
+            self._sink = self._target.create(self.name)
+        view = memoryview(data).cast("B")
+        self._sink.write_at(self._end, view)
+        self._crc.update(view)
+        before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == role else 0
+        self._runs.append((role, before + view.nbytes))
+        self._end += view.nbytes
+
+    def end(self) -> dict[str, Any]:
+        """End the tensor; return where its bytes are."""
+        return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._sink is not None:
+            self._sink.close()
+
+
+def _watching(lane: Lane, hashed: Sequence[Sequence[int]]) -> Watching:
+    """Return the hashes of each step, which come in order, at these points."""
+    watch, following = ContentWatch(lane), iter(hashed)
+
+    def of_step(step: Step) -> Watches:
+        return dict.fromkeys(next(following), watch)
+
+    return of_step
+
+
+def run_task(
+    plan: Plan,
+    task: Task,
+    parts: PartsFile,
+    placed: SharedWriter | None,
+    resources: Resources,
+    hashed: Sequence[Sequence[int]],
+) -> list[StepResult]:
+    """Run a task and return a result for each of its steps.
+
+    ``plan`` has these steps alone, ``resources`` are this worker's. ``placed`` gets the tensors whose place is fixed,
+    and ``parts`` all others, and rows of a step. ``hashed`` are the points of each step at which values that pass are
+    hashed, but not for rows of a step. Raises ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``,
+    ``MissingExtraError``.
+    """
+    require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
+    chunkings, budget, recycled = cut(plan, resources)
+    if task.rows is not None:
+        chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
+        hashed = [()]
+    results: list[StepResult] = []
+    with (
+        Lane("values") as lane,
+        Pipeline(
+            plan.steps,
+            chunkings,
+            workers=resources.workers,
+            budget=budget,
+            measured=plan.measured,
+            recycled=recycled,
+            watching=_watching(lane, hashed),
+        ) as pipeline,
+    ):
+
+        def opened(event: Begin) -> Sink:
+            step, pending = event.step, resources.workers + 2
+            writer: Any = parts
+            if placed is not None and task.rows is None and has_fixed_place(step):
+                placed.skip_to(task.start + len(results))
+                writer = placed.writer
+            return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
+
+        def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
+            number, notes = task.start + len(results), event.running.notes()
+            if "runs" in record:
+                params = plain(event.step.spec.params) if is_fitted(event.step) else None
+                results.append(StepResult(number, error, notes, params, **record))
+            else:
+                assert placed is not None
+                placed.position = number + 1
+                results.append(StepResult(number, error, notes, written=record))
+            event.step.forget()
+
+        drive(pipeline, opened, finished, lambda count, item: None)
+    parts.close()
+    return results

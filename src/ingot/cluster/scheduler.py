@@ -1,0 +1,155 @@
+"""Giving tasks to workers, and once more to another worker if one is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ingot.cluster.messages import Task, WorkerLostError
+from ingot.cluster.pool import Pool
+from ingot.core.runtime.progress import Progress
+from ingot.errors import ResourceError
+
+R = TypeVar("R")
+
+TRIES = 4
+"""How often a task is started before the run ends with its error."""
+
+_WAIT = 0.25
+_AHEAD = 2  # tasks submitted per worker, so that no worker waits for the driver
+
+
+@dataclass(slots=True)
+class _Share:
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class WorkerStats:
+    """The bytes and seconds of each worker. ``progress`` gets the bytes of every finished task, and each worker's rate
+    while it had a task."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._shares: dict[str, _Share] = {}
+
+    def add(self, worker: str, nbytes: int, seconds: float) -> None:
+        """Count a finished task."""
+        share = self._shares.setdefault(worker, _Share())
+        share.nbytes, share.seconds = share.nbytes + nbytes, share.seconds + seconds
+        rates = {name: item.nbytes / max(item.seconds, 1e-9) for name, item in self._shares.items()}
+        self._progress.advance(nbytes, "", rates)
+
+
+def run_tasks(
+    pool: Pool,
+    tasks: Sequence[Task],
+    submit: Callable[[Task], Future[R]],
+    settle: Callable[[Task, R], Iterable[Task] | None],
+    stop: threading.Event | None = None,
+) -> None:
+    """Run all tasks, in order as far as workers are free, and wait for them.
+
+    Parameters
+    ----------
+    pool : Pool
+        Not closed here.
+    tasks : sequence of Task
+        In the order in which one process would do them.
+    submit : callable
+        Submits a task to the pool.
+    settle : callable
+        Gets each task with its result, in the order in which they finish. It returns tasks to run again because their
+        results do not fit together.
+    stop : Event, optional
+        Ends the waiting.
+
+    Raises
+    ------
+    ResourceError
+        ``cluster.lost``: the workers of a task were lost ``TRIES`` times.
+    Exception
+        Any other error of a task: that of the first task in order that has one. The tasks before it are finished, as
+        they are if one process does all.
+    """
+    stop = stop or threading.Event()
+    state = _Schedule[R](deque(tasks))
+    try:
+        while (state.waiting or state.running) and not stop.is_set():
+            while state.waiting and len(state.running) < _AHEAD * max(pool.slots, 1):
+                task = state.waiting.popleft()
+                state.running[submit(task)] = task
+                if stop.is_set():
+                    return
+            for future in wait(state.running, _WAIT, FIRST_COMPLETED).done:
+                task = state.running.pop(future)
+                try:
+                    result = future.result()
+                except Exception as error:
+                    if stop.is_set():
+                        return
+                    state.retry_or_fail(task, error)
+                    continue
+                for again in settle(task, result) or ():
+                    state.retry_or_fail(again, WorkerLostError("results of several workers do not fit together"))
+            state.drop_later()
+        if state.failed is not None:
+            raise state.failed[1]
+    finally:
+        for future in state.running:
+            future.cancel()
+
+
+@dataclass(slots=True)
+class _Schedule(Generic[R]):
+    """Tasks that no worker has yet, tasks that run, and the first task in order that failed."""
+
+    waiting: deque[Task]
+    running: dict[Future[R], Task] = field(default_factory=dict)
+    tries: Counter[str] = field(default_factory=Counter)
+    failed: tuple[Task, BaseException] | None = None
+
+    def retry_or_fail(self, task: Task, error: Exception) -> None:
+        """Put a task first in the queue again, or note its error."""
+        self.tries[task.name] += 1
+        final = _final(task, error, self.tries[task.name])
+        if final is None:
+            self.waiting.appendleft(task)
+        elif self.failed is None or _position(task) < _position(self.failed[0]):
+            self.failed = task, final
+
+    def drop_later(self) -> None:
+        """If a task has failed, wait only for those before it."""
+        if self.failed is None:
+            return
+        position = _position(self.failed[0])
+        for future, task in self.running.items():
+            if _position(task) > position:
+                future.cancel()
+        self.waiting = deque(task for task in self.waiting if _position(task) < position)
+        self.running = {future: task for future, task in self.running.items() if _position(task) < position}
+
+
+def _position(task: Task) -> tuple[int, int]:
+    return task.start, (task.rows or (0, 0))[0]
+
+
+def _final(task: Task, error: Exception, tries: int) -> BaseException | None:
+    """Return what to raise for a task's error; None if another attempt may succeed."""
+    if not isinstance(error, (WorkerLostError, CancelledError, ResourceError)):
+        return error
+    if tries < TRIES:
+        return None
+    if isinstance(error, ResourceError):
+        return error
+    final = ResourceError(
+        f"{TRIES} workers were lost one after the other in steps or tensors {task.start} to {task.stop - 1}, the last: "
+        f"{str(error)[:300]}. If memory ran out, give each worker more, or a lower max_ram",
+        rule="cluster.lost",
+    )
+    final.__cause__ = error
+    return final

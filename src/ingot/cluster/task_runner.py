@@ -1,0 +1,134 @@
+"""Runs the tasks of a plan on workers, and hands the results of each step to the thread that writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+from ingot.cluster.messages import StepResult, Task, TaskResult
+from ingot.cluster.pool import Pool
+from ingot.cluster.scheduler import WorkerStats, run_tasks
+from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.progress import Progress
+
+_WAIT = 0.25
+
+
+class TaskRunner:
+    """The tasks of a plan while they run; a context manager that ends all workers.
+
+    Parameters
+    ----------
+    pool : Pool
+        Closed at the end.
+    tasks : sequence of Task
+        All that are to be done; each step is in one, or its rows are in several.
+    submit : callable
+        Submits a task to the pool.
+    earlier : iterable of TaskResult
+        What an earlier run left, of other steps than those of ``tasks``.
+    progress : Progress
+        Gets the bytes of every finished task, and each worker's rate.
+    fits : callable
+        Whether the results of a step, those of its rows in order, have the bytes that the step makes.
+
+    Attributes
+    ----------
+    files : dict
+        Files of the result that workers have made in full, and the names under which they have left them.
+
+    Raises
+    ------
+    ResourceError
+        By ``results``: ``cluster.lost``, and other errors of tasks, as ``run_tasks``.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        tasks: Sequence[Task],
+        submit: Callable[[Task], Future[TaskResult]],
+        earlier: Iterable[TaskResult],
+        progress: Progress,
+        fits: Callable[[int, Sequence[StepResult]], bool],
+    ) -> None:
+        self._pool, self._submit, self._tasks, self._fits = pool, submit, tasks, fits
+        self._stats = WorkerStats(progress)
+        self._changed = threading.Condition()
+        self._results: dict[int, list[tuple[Task, StepResult]]] = {}
+        self._missing: dict[int, int] = {}  # tasks of a step without a result
+        self.files: dict[str, str] = {}
+        for task in tasks:
+            for number in range(task.start, task.stop):
+                self._missing[number] = self._missing.get(number, 0) + 1
+        self._failure: BaseException | None = None
+        self._stop = threading.Event()
+        self._started = False
+        for result in earlier:
+            self._add(result.task, result)
+        self._thread = threading.Thread(target=self._run, name="ingot-tasks", daemon=True)
+
+    def __enter__(self) -> TaskRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.close()  # wakes a thread that waits for a result
+        with self._changed:
+            started = self._started
+        if started:
+            self._thread.join()
+
+    def results(self, number: int) -> list[StepResult]:
+        """Wait for all results of a step and return them in the order of its rows; raises the error of any task.
+
+        The first call starts the tasks: the files that workers write into are ready then.
+        """
+        with self._changed:
+            if not self._started:
+                self._started = True
+                self._thread.start()
+        while True:
+            with self._changed:
+                if self._failure is not None:
+                    raise self._failure
+                if self._missing.get(number, 0) == 0 and number in self._results:
+                    return _in_order(self._results.pop(number))
+                self._changed.wait(_WAIT)
+            go_on()
+
+    def _run(self) -> None:
+        try:
+            run_tasks(self._pool, self._tasks, self._submit, self._settle, self._stop)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _settle(self, task: Task, result: TaskResult) -> list[Task]:
+        with self._changed:
+            again = self._add(task, result)
+            self._changed.notify_all()
+        self._stats.add(result.worker, task.nbytes, result.seconds)
+        return again
+
+    def _add(self, task: Task, result: TaskResult) -> list[Task]:
+        """Keep a task's results. Return the tasks of a step whose results do not fit, which are dropped."""
+        self.files.update(zip(task.files, result.files, strict=bool(task.files)))
+        again: list[Task] = []
+        for item in result.steps:
+            number = item.number
+            if number in self._missing:
+                self._missing[number] -= 1
+            results = self._results.setdefault(number, [])
+            results.append((task, item))
+            if self._missing.get(number, 0) == 0 and not self._fits(number, _in_order(results)):
+                again += [task for task, _ in self._results.pop(number)]
+                self._missing[number] = len(again)
+        return again
+
+
+def _in_order(results: Sequence[tuple[Task, StepResult]]) -> list[StepResult]:
+    ordered = sorted(results, key=lambda pair: (pair[0].rows or (0, 0))[0])
+    return [item for _, item in ordered]

@@ -1,0 +1,115 @@
+"""What a planned conversion would do: ``--dry-run``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ingot.artifacts.attachments import KINDS
+from ingot.conversion.budget.report import BudgetReport
+from ingot.conversion.notes import counted, equality, said
+from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.report import action_of, exact, source_nbytes
+from ingot.engine.work import Step
+from ingot.model.account import Account
+from ingot.model.layouts.short_name import codec_name
+from ingot.naming.layers import equal_layers
+from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
+
+_TENSORS = (
+    Column("name"),
+    Column("shape", "shape"),
+    Column("dtype"),
+    Column("rule"),
+    Column("action"),
+    Column("exact", "flag"),
+    Column("codec"),
+    Column("params", "data"),
+    Column("source_nbytes", "bytes"),
+    Column("nbytes", "bytes"),
+    Column("equal", "texts"),
+)
+_GROUPS = (
+    Column("", head="tensor"),
+    Column("", "shape", "shape", drop=2),
+    Column("", head="dtype", drop=1),
+    Column("", head="rule"),
+    Column("", head="action"),
+    Column("", head="codec"),
+    Column("", "times", "n", drop=4),
+    Column("", "bytes", "from", drop=3),
+    Column("", "bytes", "to"),
+)
+
+
+def dry_run(
+    plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str], account: Account
+) -> Report:
+    """Return which rule hits which tensor, and the resulting size.
+
+    Of the tensors ``inexact`` the values are not all equal in f32.
+    """
+    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
+    elements = max(sum(step.tensor.size for step in plan.steps), 1)
+    equal = [equality(step, plan.format, inexact) for step in plan.steps]
+    grades, repacked = counted(equal), len(equal) - equal.count(None)
+    figures = [
+        Figure("format", plan.format.name),
+        Figure("recipe", plan.recipe),
+        Figure("size", plan.size, "bytes"),
+        Figure("size_exact", plan.size_exact, "flag"),
+        Figure("notes", [*carried, *notes], "texts"),
+        Figure("warnings", plan.warnings, "texts"),
+        Figure("superseded", dict(account.superseded), "data"),
+        Figure("dropped", dict(account.dropped), "data"),
+        Figure("grades", grades, "counts"),
+        Figure("equal", said(repacked, grades), data=False),
+        Figure("count", len(plan.steps), "count", data=False),
+        Figure("nbytes", plan.size, "position", data=False),
+        Figure("bits", 8 * plan.size / elements, "bits", data=False),
+    ]
+    exactly = "exactly" if plan.size_exact else "at most (as if nothing shrank)"
+    lines = [
+        Line(
+            f"{{count}} tensors, recipe {{recipe}}, format {{format}}: {exactly} {{nbytes}} bytes ({{size}}), "
+            "{bits} bits per weight; nothing was written"
+        ),
+        *([Line("equal, {equal}")] if repacked else []),
+        Line("note: {item}", each="notes"),
+    ]
+    report = Report(figures, lines, [_tensors(plan.steps, equal), _groups(plan.steps)])
+    return report if budget is None else budget.around(report)
+
+
+def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
+    rows = [
+        (
+            step.tensor.name,
+            step.tensor.shape,
+            step.tensor.dtype,
+            step.rule,
+            action_of(step),
+            exact(step),
+            step.spec.codec,
+            step.spec.params,
+            source_nbytes(step),
+            step.out_bytes,
+            grades,
+        )
+        for step, grades in zip(steps, equal, strict=True)
+    ]
+    return Table("tensors", _TENSORS, rows, shown=False)
+
+
+def _groups(steps: Sequence[Step]) -> Table:
+    """Return what becomes of each tensor, equal layers in one row with the sum of their bytes."""
+
+    def key(step: Step) -> tuple[Any, ...]:
+        codec = codec_name(step.spec.codec, step.spec.params, (part.encoding for part in step.spec.parts))
+        return (step.tensor.shape, step.tensor.dtype, step.rule, action_of(step), codec)
+
+    rows = []
+    for name, group in equal_layers(steps, lambda step: step.tensor.name, key):
+        sizes = (sum(source_nbytes(step) for step in group), sum(step.out_bytes for step in group))
+        rows.append((name, *key(group[0]), len(group), *sizes))
+    return Table("", _GROUPS, rows, data=False)

@@ -1,0 +1,64 @@
+"""The model folder around a single weight file: its ``config.json`` and tokenizer, which some targets need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.artifacts.destination import Destination
+from ingot.artifacts.open import Source, open_found
+from ingot.errors import IngotError, UsageError
+from ingot.formats.detect import detect_folder, listing
+from ingot.formats.packed_folders.mlx import MlxFormat
+from ingot.naming.config import CONFIG
+from ingot.translate.translated import holds_a_model
+
+RULE = "convert.part"
+
+
+def needs_family(target: Destination) -> bool:
+    """Return whether a target's program opens models of families that it knows alone, which ``config.json`` states."""
+    return holds_a_model(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
+
+
+def with_model_folder(source: Source, target: Destination, max_decompressed: int | str | None) -> tuple[Source, str]:
+    """Return the source with the files of its folder, and a note; itself if the target needs none, or there are none.
+
+    A single file whose folder has a ``config.json``, and no weights but those, is opened as its folder. Closes what it
+    replaces.
+
+    Raises
+    ------
+    UsageError
+        ``convert.part``: the file is not all of the weights in its folder.
+    IngotError
+        What opening the folder raises.
+    """
+    if source.is_folder or holds_a_model(source.format.name) or not needs_family(target):
+        return source, ""
+    if "general.architecture" in source.catalog.metadata or not _has_config(source):
+        return source, ""
+    try:
+        _, entry = detect_folder(listing(source.store), source.store)
+    except IngotError as error:
+        raise _part(source, error.message) from error
+    if entry != source.name:
+        raise _part(source, f"those are {entry}")
+    folder = open_found(source.store, "", verify=source.verify, max_decompressed=max_decompressed)
+    source.close()
+    return replace(folder, location=source.location), f"{CONFIG} and the tokenizer beside {source.name} are used"
+
+
+def _has_config(source: Source) -> bool:
+    try:
+        return source.store.exists(CONFIG)
+    except IngotError:  # a store that lists nothing
+        return False
+
+
+def _part(source: Source, reason: str) -> UsageError:
+    return UsageError(
+        f"the file is not all of the weights in its folder ({reason}), so its {CONFIG} may not be true of it; convert "
+        "the folder, or pass --keep-names to write the tensors under the names that they have",
+        rule=RULE,
+        where=source.location,
+    )

@@ -1,0 +1,209 @@
+"""Packed layers of a folder for another program: which of them stay dense, and why.
+
+vLLM multiplies by q_proj, k_proj and v_proj, and by gate_proj and up_proj, as one matrix, and by all experts of a layer
+together. It refuses a folder in which one of these is packed and the next one is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.conversion.placement import KEEP, decoded, keep, obstacle
+from ingot.engine.steps import DECODED, Encode
+from ingot.engine.work import Step
+from ingot.errors import UnsupportedError
+from ingot.formats.base import Format
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
+from ingot.model.spec import TensorSpec
+from ingot.recipes.choice import Choice
+from ingot.recipes.recipe import Decision
+
+MERGED = re.compile(
+    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
+)
+"""The names of matrices that vLLM multiplies by together with others, and of down_proj, which it does in experts."""
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+_SCHEME = ("bits", "group_size", "granularity", "group", "values", "scales", "second")
+_MOST_REASONS = 3
+_MERGES = (
+    "vLLM multiplies by q_proj, k_proj and v_proj, by gate_proj and up_proj, and by all experts of a layer, as one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayers:
+    """The steps of a conversion, some of them replaced, and notes for the report."""
+
+    steps: Sequence[Step]
+    notes: Sequence[str] = ()
+
+
+def without_expert(name: str) -> str:
+    """Return a name with the number of an expert as ``*``."""
+    return _EXPERT.sub(".experts.*.", name)
+
+
+def merged_matrix(name: str) -> str | None:
+    """Return what a matrix and those that vLLM merges with it have in common; None if it is alone."""
+    match = MERGED.fullmatch(name)
+    if match is None:
+        return None
+    common = without_expert(match["before"])
+    if common != match["before"]:
+        return common
+    return f"{common}qkv" if match["qkv"] else f"{common}up" if match["up"] else None
+
+
+def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool) -> PackedLayers:
+    """Return the steps with every merged matrix packed in one way, if that is no choice of the user.
+
+    ``general``: a preset made the decisions, or nothing did. A recipe of the user's own may pack a part of a merged
+    matrix: then a note says that vLLM refuses it.
+    """
+    if not format.traits.packed_codecs:
+        return PackedLayers(steps)
+    notes = [*_smaller_groups(steps, format, decisions), *_decoded_layers(steps, format)]
+    if not format.traits.merges:
+        return PackedLayers(steps, notes)
+    merged = _share_scheme(steps, format, general=general)
+    return PackedLayers(merged.steps, [*notes, *merged.notes, *_unlike_scales(merged.steps)])
+
+
+def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
+    """Return a note about packed layers with smaller groups than the source has; empty if there are none."""
+    if not groups:
+        return ""
+    stored = [step.spec for step in steps if step.tensor.name in groups and step.spec.codec != DenseLayout.codec]
+    if not stored:
+        return ""
+    sizes = ", ".join(str(size) for size in sorted({groups[spec.name] for spec in stored}))
+    return (
+        f"{len(stored)} layers have groups of {sizes} columns, with the same scales repeated: groups of the source do "
+        "not divide the columns, or are of several sizes"
+    )
+
+
+def require_layers(steps: Sequence[Step], format: Format) -> None:
+    """Raise ``UnsupportedError`` ``convert.nothing-packed`` if no layer of a folder for packed layers is packed."""
+    if not format.traits.how_to_quantize or not len(steps):
+        return
+    if any(step.spec.codec in format.traits.packed_codecs for step in steps):
+        return
+    stored = [step for step in steps if step.action == DECODED]
+    text = "the source is dense, and no recipe asks for packed layers"
+    if stored:
+        text = f"none of the {len(stored)} quantized tensors fits: {obstacle(stored[0].tensor, format)}"
+    raise UnsupportedError(
+        f"nothing would be quantized in this {format.name} folder: {text}. To quantize: "
+        f"{format.traits.how_to_quantize}. For a plain copy: --format safetensors",
+        rule="convert.nothing-packed",
+    )
+
+
+def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> PackedLayers:
+    shared, dense, differ = list(steps), 0, 0
+    for indices in _merged(steps).values():
+        packed = [index for index in indices if steps[index].spec.codec in format.traits.packed_codecs]
+        others = [steps[index] for index in indices if index not in packed]
+        lost = any(step.action == DECODED for step in others)
+        encoded = general and all(isinstance(steps[index], Encode) for index in packed)
+        if packed and others and (lost or encoded):
+            for index in packed:
+                shared[index] = _as_dense(steps[index], format)
+            dense += len(packed)
+        else:
+            differ += len({_scheme(steps[index].spec, format) for index in indices}) > 1
+    notes = []
+    if dense:
+        notes.append(f"{dense} more layers stay dense, as others of the same merged matrix do: {_MERGES}")
+    if differ:
+        notes.append(f"vLLM refuses {differ} merged matrices, whose parts are packed in different ways: {_MERGES}")
+    return PackedLayers(shared, notes)
+
+
+def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
+    """Return the positions of the matrices that vLLM merges, by what they have in common."""
+    positions: dict[str, list[int]] = {}
+    for index, step in enumerate(steps):
+        common = merged_matrix(step.spec.name)
+        if common is not None:
+            positions.setdefault(common, []).append(index)
+    return positions
+
+
+def _as_dense(step: Step, format: Format) -> Step:
+    tensor, rule = step.tensor, f"{step.rule} (dense: part of a merged matrix)"
+    return keep(tensor, format, rule) if tensor.codec == DenseLayout.codec else decoded(tensor, format, rule)
+
+
+def _scheme(spec: TensorSpec, format: Format) -> Hashable:
+    """Return what vLLM compares: bits and groups of integers, and what shares a scale of floats."""
+    return tuple(str(spec.params.get(key)) for key in _SCHEME) if spec.codec in format.traits.packed_codecs else None
+
+
+def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision]) -> Iterator[str]:
+    """Say how many layers have smaller groups than the recipe asks for."""
+    if format.traits.group_sizes is None:
+        return
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for step in steps:
+        choice = decisions[step.tensor.name].choice if step.tensor.name in decisions else None
+        requested = choice.options.get("group") if isinstance(choice, Choice) else None
+        group, cols = step.spec.params.get("group_size"), step.spec.shape[-1] if step.spec.shape else 0
+        if isinstance(requested, int) and isinstance(group, int) and group < requested and cols % requested:
+            counts[requested, group, cols] += 1
+    for (requested, group, cols), count in counts.items():
+        yield f"{count} layers are quantized in groups of {group}: groups of {requested} do not divide {cols} columns"
+
+
+def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
+    """Say how many quantized layers are decoded although no rule asks for it, and why."""
+    lost = [step for step in steps if step.action == DECODED and step.rule == KEEP]
+    by_layout: dict[Hashable, str] = {}
+    reasons: Counter[str] = Counter()
+    for step in lost:
+        tensor = step.tensor
+        key = tensor.codec, tensor.shape, str(tensor.params)
+        if key not in by_layout:
+            by_layout[key] = obstacle(tensor, format)
+        reasons[by_layout[key]] += 1
+    if lost:
+        usual = reasons.most_common(_MOST_REASONS)
+        shown = "; ".join(f"{reason} ({count})" for reason, count in usual)
+        others = len(lost) - sum(count for _, count in usual)
+        listing = f", named under {format.traits.dense_key} of config.json" if format.traits.dense_key else ""
+        more = f"; other reasons ({others})" if others else ""
+        yield f"{len(lost)} quantized layers are decoded and stay dense{listing}: {shown}{more}"
+
+
+def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
+    """Say how many merged matrices have scales that vLLM does not keep apart: blocks that begin within one part and end
+    in the next, and second scales of NVFP4, of which each encoded part has its own."""
+    blocks, size, second = 0, 0, 0
+    for indices in _merged(steps).values():
+        parts = [steps[index] for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
+        layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]
+        if len(parts) < 2:
+            continue
+        uneven = [
+            layout.grid.rows
+            for step, layout in zip(parts, layouts, strict=True)
+            if isinstance(layout.grid, Tiles) and step.spec.shape[-2] % layout.grid.rows
+        ]
+        blocks, size = blocks + bool(uneven), max([size, *uneven])
+        encoded = [layout for step, layout in zip(parts, layouts, strict=True) if isinstance(step, Encode)]
+        second += sum(layout.second is not None for layout in encoded) > 1
+    if blocks:
+        yield (
+            f"{blocks} matrices that vLLM merges have rows that blocks of {size} do not divide: vLLM refuses them, or "
+            'reads other values; a scale for each row (group = "row") has no such limit'
+        )
+    if second:
+        yield (
+            f"{second} merged matrices have a second scale for each part; vLLM takes one for all parts, and reads "
+            "other values"
+        )

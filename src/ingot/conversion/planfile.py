@@ -1,0 +1,366 @@
+"""Plans of conversions as JSON: made in one process, executed in another (``spec/operations.md``, "Plans")."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+import ingot
+from ingot.artifacts.destination import Destination, destination
+from ingot.artifacts.identity import same_identity
+from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.options import AnyPath
+from ingot.conversion.options import ConvertOptions, ExecuteOptions
+from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.prepare_source import viewed
+from ingot.conversion.report import ConvertReport
+from ingot.conversion.run import Prepared, for_source, refuse_same, run, with_config
+from ingot.core.options import takes
+from ingot.core.parsing.strictjson import strict_json
+from ingot.core.parsing.structs import warm
+from ingot.core.runtime.progress import Progress
+from ingot.engine.bind import RULE as STEP
+from ingot.engine.bind import StepData, bound_steps, specs_of
+from ingot.engine.data import step_data
+from ingot.engine.resources import Resources
+from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.formats.base import Format, FormatWriter, WriteOptions
+from ingot.model.account import Account, Omission
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Target
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.spec import TensorSpec
+from ingot.stores.table import locate, location_of, write_file
+
+VERSION = 6
+"""Of the fields and of what they mean; another one is refused, never guessed at."""
+RULE = "plan.json"
+_LARGEST = 1 << 30
+_VIEWED = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer")
+P = TypeVar("P", bound=Struct)
+_ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
+
+
+@warm
+class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan reads: where it is, how it is read, and what tells it from another."""
+
+    url: str
+    io: str
+    verify: bool
+    max_decompressed: int | str | None
+    identity: list[Any]
+    trust_index: bool = False
+
+
+@warm
+class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan writes: path, format, and the options of its writer."""
+
+    path: str
+    format: str
+    digest: str | None
+    max_shard: int | None
+    compact: bool
+
+
+@warm
+class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the source is viewed: the options of the conversion that say so, and tensors that are left out."""
+
+    prune: float | None
+    prune_block: int | None
+    activations: str | None
+    importance: str | None
+    draft: str | None
+    coreml: str | None
+    program: str | None
+    graph: str | None
+    metadata: dict[str, Any]
+    without: list[str]
+    keep_names: bool
+    no_tokenizer: bool
+
+
+@warm
+class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan of a conversion."""
+
+    ingot: str
+    version: int
+    source: SourceData
+    target: TargetData
+    view: ViewData
+    recipe: str
+    measured: bool
+    untie: bool
+    superseded: dict[str, str]
+    dropped: dict[str, str]
+    notes: list[str]
+    warnings: list[str]
+    steps: list[StepData]
+
+
+def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
+    """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is.
+
+    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each; ``plan.overlay``. ``UnsupportedError``
+    ``plan.quantizer``.
+    """
+    if options.tp is not None:
+        raise UsageError(
+            "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
+            "convert at once, here",
+            rule="plan.tp",
+        )
+    if options.overlay is not None:
+        raise UsageError(
+            "expected a conversion into a file of its own, found an overlay, which no plan holds: convert at once, "
+            "here",
+            rule="plan.overlay",
+        )
+    plan, place, source = prepared.plan, prepared.place, prepared.source
+    if prepared.rounding is not None or (prepared.recipe is not None and prepared.recipe.rotate is not None):
+        raise UnsupportedError(
+            "a recipe with a quantizer or a rotation computes matrices where it runs, and plans do not say how: "
+            "convert at once, here",
+            rule="plan.quantizer",
+        )
+    data = {
+        "ingot": ingot.__version__,
+        "version": VERSION,
+        "source": {
+            "url": source.url,
+            "io": options.io,
+            "verify": options.verify,
+            "max_decompressed": options.max_decompressed,
+            "trust_index": options.trust_index,
+            "identity": prepared.checkpoint.identity(),
+        },
+        "target": {
+            "path": _target_text(place),
+            "format": place.format.name,
+            "digest": plan.options.digest,
+            "max_shard": plan.options.max_shard,
+            "compact": plan.options.compact,
+        },
+        "view": {
+            "prune": options.prune,
+            "prune_block": options.prune_block,
+            **{name: _address(getattr(options, name)) for name in _ADDRESSES},
+            "metadata": dict(options.metadata),
+            "without": sorted(prepared.without),
+            "keep_names": options.keep_names,
+            "no_tokenizer": options.no_tokenizer,
+        },
+        "recipe": plan.recipe,
+        "measured": plan.measured,
+        "untie": prepared.untie,
+        "superseded": dict(prepared.account.superseded),
+        "dropped": dict(prepared.account.dropped),
+        "notes": list(prepared.notes),
+        "warnings": list(plan.warnings),
+        "steps": [step_data(step) for step in plan.steps],
+    }
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
+    """Write a prepared conversion to a file, replaced if it is there.
+
+    Errors as ``plan_json`` and ``stores.table.write_file``.
+    """
+    write_file(path, plan_json(prepared, options))
+
+
+def _target_text(place: Destination) -> str:
+    return f"{place.url.rstrip('/')}/" if place.directory else place.url
+
+
+def _address(path: AnyPath | None) -> str | None:
+    """Return where another process finds a file or folder."""
+    if path is None:
+        return None
+    store, name = locate(path)
+    return store.url_of(name)
+
+
+@takes(ExecuteOptions, "execute")
+def execute(options: ExecuteOptions) -> ConvertReport:
+    """Carry out the plan of a conversion that another process has made.
+
+    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
+    tensors.
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    FormatError
+        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
+        fit its source or the format.
+    IntegrityError
+        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
+    UsageError, UnsupportedError, CodecError, ResourceError
+        As ``ingot.convert``. Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    data = read_plan(options.plan, PlanData)
+    with _prepared(data, options.out) as prepared:
+        progress = Progress(prepared.plan.in_bytes, options.progress)
+        resources = Resources(options.max_ram, options.threads, progress)
+        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def read_plan(path: AnyPath, kind: type[P]) -> P:
+    """Return the plan of some kind that a file holds; errors as ``execute`` and ``stores.table.locate``."""
+    where = location_of(path)
+    store, name = locate(path)
+    if not name:
+        raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)
+    found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
+    if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
+        raise FormatError(
+            "plan.version",
+            f"expected a plan of version {VERSION} made by Ingot {ingot.__version__}, which encodes alike; found "
+            f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
+            where=where,
+        )
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
+
+
+def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
+    """Open what a plan reads and make its steps again; errors as ``execute``."""
+    opened = open_plan(data, out)
+    try:
+        plan = opened.plan(range(len(data.steps)))
+        _require_order(plan.format, plan.specs)
+        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
+    except BaseException:
+        opened.checkpoint.close()
+        raise
+    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
+    return Prepared(
+        source,
+        checkpoint,
+        plan,
+        place,
+        untie=data.untie,
+        notes=data.notes,
+        read=opened.read,
+        inexact=opened.inexact,
+        account=Account(data.superseded, data.dropped),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPlan:
+    """A plan whose source is open, and proven to be what the plan was made for. ``read`` bytes were read for views."""
+
+    data: PlanData
+    source: Source
+    checkpoint: Checkpoint
+    place: Destination
+    format: Format
+    writing: WriteOptions
+    read: int
+    inexact: frozenset[str]
+
+    def plan(self, numbers: range) -> ConvertPlan:
+        """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
+        steps = list(bound_steps(self.data.steps[numbers.start : numbers.stop], [self.checkpoint], self.format))
+        return ConvertPlan(
+            steps=steps,
+            format=self.format,
+            metadata=self.format.metadata(self.checkpoint.metadata),
+            options=self.writing,
+            measured=self.data.measured,
+            attachments=self.checkpoint.attachments,
+            recipe=self.data.recipe,
+            warnings=self.data.warnings,
+        )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As ``ops.cluster.distribute.Shared.names``."""
+        return [str(step.spec.get("name")) for step in self.data.steps]
+
+    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
+        """As ``Shared.hashed``: nothing is."""
+        return [()] * len(numbers)
+
+    def writer(self, target: Target) -> FormatWriter:
+        """As ``Shared.writer``."""
+        plan = self.plan(range(0))
+        artifact = Artifact(specs_of(self.data.steps), plan.metadata, plan.attachments)
+        return self.format.writer(target, self.place.name, artifact, self.writing)
+
+    def require_unchanged(self) -> None:
+        """As ``Shared.require_unchanged``."""
+        self.checkpoint.require_unchanged()
+
+    def close(self) -> None:
+        """As ``Shared.close``."""
+        self.checkpoint.close()
+
+
+def shared(address: str) -> OpenedPlan:
+    """Open a plan, in a worker's process; errors as ``execute``."""
+    return open_plan(read_plan(address, PlanData))
+
+
+def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
+    """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
+    place = destination(data.target.path if out is None else out, data.target.format)
+    told = data.source
+    source = open_source(
+        told.url,
+        io=told.io,
+        verify=told.verify,
+        max_decompressed=told.max_decompressed,
+        trust_index=told.trust_index,
+    )
+    close = source.close
+    try:
+        refuse_same(source, place)
+        place = for_source(place, source)
+        named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
+        options = ConvertOptions(data.source.url, place.url, **named)
+        planned = [str(step.spec.get("name")) for step in data.steps]
+        view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
+        checkpoint, close = view.checkpoint, view.checkpoint.close
+        require_same(checkpoint.identity(), data.source.identity, source.location)
+        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
+        format = place.format.for_attachments(checkpoint.attachments)
+        format = format.compacted() if writing.compact else format
+        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
+    except BaseException:
+        close()
+        raise
+
+
+def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
+    if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
+        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
+
+
+def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    """Refuse a source that is not the one whose identity a plan states: ``IntegrityError`` ``plan.source``."""
+    if not same_identity(found, expected):
+        raise IntegrityError(
+            "plan.source",
+            "expected what the plan was made for, found another, or one that was written to since; plan again",
+            where=where,
+        )

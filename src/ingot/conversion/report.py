@@ -1,0 +1,240 @@
+"""What a conversion did, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ingot.conversion.budget.report import BudgetReport
+from ingot.conversion.notes import counted, said
+from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.stats import ErrorStats
+from ingot.engine.done import Done
+from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED
+from ingot.engine.work import Step
+from ingot.model.layouts.sparse import BlocksLayout
+from ingot.quantization.tensor import Outcome
+from ingot.reporting.report import (
+    Bits,
+    Bytes,
+    Counts,
+    Figure,
+    Line,
+    Ratio,
+    Report,
+    Seconds,
+    Shape,
+    Shown,
+    Texts,
+    data_of,
+    figures_of,
+    table_of,
+)
+from ingot.reporting.summaries import loss, worst_of
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """One tensor: what happened (``moved``, ``repacked``, ``decoded``, ``encoded``), by which rule, sizes in bytes,
+    error where lossy.
+
+    ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
+    ``equal``, of what was repacked: in which grades it is equal (``integers``, ``scales``, ``f32``, ``type``).
+    ``sparsity`` is the share of the values that structured pruning left out, 0 to 1; they count in the error.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    codec: str
+    source_codec: str
+    action: str
+    rule: str
+    exact: bool
+    source_nbytes: Bytes
+    nbytes: Bytes
+    error: Mapping[str, float] | None = None
+    sparsity: Ratio = 0.0
+    equal: Texts | None = None
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport(Shown):
+    """A finished conversion.
+
+    Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
+    alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect, ``commands`` what runs the
+    result, ``rounded`` what quantizers did to each matrix. ``superseded`` and ``dropped`` are source tensors that the
+    result does not hold, with the reason (``model.account``).
+    """
+
+    source: str
+    destination: str
+    format: str
+    recipe: str
+    tensors: Sequence[TensorReport]
+    source_nbytes: Bytes
+    source_size: Bytes
+    size: Bytes
+    seconds: Seconds
+    files: Texts
+    companions: Texts = ()
+    resumed: int = 0
+    notes: Texts = ()
+    warnings: Texts = ()
+    commands: Texts = ()
+    budget: BudgetReport | None = None
+    rounded: Sequence[Outcome] = ()
+    superseded: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> Bits:
+        """Bits of the result's files per element of its tensors."""
+        return 8 * self.size / max(self.elements, 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result holds every tensor of the source, each exactly: its values, or its codes and scales."""
+        return not self.dropped and all(tensor.exact for tensor in self.tensors)
+
+    @property
+    def actions(self) -> Counts:
+        """How many tensors were moved, repacked, decoded, encoded."""
+        return dict(Counter(tensor.action for tensor in self.tensors))
+
+    @property
+    def grades(self) -> Counts:
+        """How many of the repacked tensors are equal in each grade."""
+        return counted(tensor.equal for tensor in self.tensors)
+
+    @property
+    def pruned(self) -> Sequence[TensorReport]:
+        """The tensors that lack blocks."""
+        return [tensor for tensor in self.tensors if tensor.sparsity]
+
+    @property
+    def sparsity(self) -> Ratio:
+        """Share of the pruned tensors' values that is left out, 0 to 1."""
+        return sum(item.sparsity * item.elements for item in self.pruned) / max(
+            sum(item.elements for item in self.pruned), 1
+        )
+
+    @property
+    def worst(self) -> TensorReport | None:
+        """The lossy tensor with the lowest signal-to-noise ratio."""
+        return worst_of(self.tensors)
+
+    def report(self) -> Report:
+        """Return all figures and the tensors."""
+        beside = ("tensors", "commands", "budget", "rounded", "superseded", "dropped")
+        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
+        speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
+        figures += [
+            Figure("count", len(self.tensors), "count", data=False),
+            Figure("speed", speed, "speed", data=False),
+            Figure("share", share, "ratio", data=False),
+            Figure("pruned", len(self.pruned), "count", data=False),
+            Figure("commands", self.commands, "texts", data=False),
+            Figure("equal", said(self.actions.get(REPACKED, 0), self.grades), data=False),
+        ]
+        figures += [Figure("superseded", dict(self.superseded), "data"), Figure("dropped", dict(self.dropped), "data")]
+        if self.rounded:
+            figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
+        resumed = "; {resumed} from an earlier run" if self.resumed else ""
+        lines = [
+            Line("{source} -> {destination} ({format}, recipe {recipe})"),
+            Line(f"{{count}}: {{actions}}{resumed}", "tensors"),
+            Line("{source_size} -> {size} ({share}), {bits_per_weight} bits per weight", "size"),
+            Line("{seconds}, {speed}", "time"),
+        ]
+        if REPACKED in self.actions:
+            lines.append(Line("{equal}", "equal"))
+        if self.pruned:
+            lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
+        if self.companions:
+            lines.append(Line("{companions}", "with"))
+        measured, told = loss(self.tensors, _KEPT[REPACKED in self.actions] if self.exact else None)
+        figures += measured
+        lines += told
+        lines.append(Line("{item}", "note", each="notes"))
+        if self.commands:
+            lines += [Line("next:"), Line("  {item}", each="commands", whole=True)]
+        report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
+        return report if self.budget is None else self.budget.around(report)
+
+
+_COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions", "grades")
+_KEPT = {
+    False: "every value is kept bit for bit",
+    True: "every number is kept bit for bit: values, or codes with their scales",
+}
+
+
+def action_of(step: Step) -> str:
+    """Return what happens to a tensor: what a view computes is not moved, though the step only copies its bytes."""
+    if step.action != MOVED:
+        return step.action
+    return ENCODED if step.tensor.source_bits else DECODED if step.tensor.decoded_from else MOVED
+
+
+def exact(step: Step) -> bool:
+    """Whether what is written has the values of the source: not where a view has computed others."""
+    return step.exact and not step.tensor.source_bits
+
+
+def source_nbytes(step: Step) -> int:
+    """Return the stored bytes of the source's tensor, or of as much of it as this one is."""
+    tensor = step.tensor
+    return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
+
+
+def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
+    """Describe finished steps; ``equal`` returns the grades in which one that was repacked is equal."""
+    return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in done]
+
+
+def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Texts | None) -> TensorReport:
+    """Describe a finished step, of which ``equal`` are the grades in which what was repacked is equal."""
+    return TensorReport(
+        name=step.tensor.name,
+        shape=step.tensor.shape,
+        dtype=step.spec.dtype,
+        codec=step.spec.codec,
+        source_codec=step.tensor.decoded_from or step.tensor.codec,
+        action=action_of(step),
+        rule=step.rule,
+        exact=exact(step),
+        source_nbytes=source_nbytes(step),
+        nbytes=nbytes,
+        error=error.summary() if error is not None and error.count else None,
+        sparsity=_sparsity(step.spec.params) if step.spec.codec == BlocksLayout.codec else 0.0,
+        equal=equal,
+    )
+
+
+def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
+    """Return which floating-point type most elements of each became where that is another, and which most have now."""
+    became: dict[str, Counter[str]] = {}
+    for step in steps:
+        if step.tensor.dtype in FLOATS and step.spec.dtype in FLOATS:
+            became.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
+    most = {was: count.most_common(1)[0][0] for was, count in became.items()}
+    total: Counter[str] = sum(became.values(), Counter())
+    changed = {was: now for was, now in most.items() if was != now}
+    return changed, total.most_common(1)[0][0] if total else ""
+
+
+def _sparsity(params: Mapping[str, Any]) -> float:
+    return 1.0 - int(params["kept"]) / max(int(params["channels"]), 1)

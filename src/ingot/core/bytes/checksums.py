@@ -1,0 +1,194 @@
+"""Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
+
+``crc32c`` is written as ``crc32c:0x%08X`` because that is what the package ``ztensor`` writes; both spellings are read.
+``blake3`` names contents (``ops.identity``); no container stores it per part. ``xxh3`` is what zTensor's container
+version 2 stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import xxhash
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from ingot.core.runtime import native
+from ingot.errors import FormatError, IntegrityError
+
+Buffer = bytes | bytearray | memoryview
+Array = NDArray[Any]
+
+_SYNTAX = {
+    "crc32c": re.compile(r"crc32c:(?:0x)?([0-9a-fA-F]{1,8})\Z"),
+    "sha256": re.compile(r"sha256:([0-9a-fA-F]{64})\Z"),
+    "xxh3": re.compile(r"xxh3:([0-9a-fA-F]{16})\Z"),
+}
+
+
+class Hasher(Protocol):
+    """A running digest."""
+
+    def update(self, data: Buffer, /) -> None: ...
+
+    def text(self) -> str: ...
+
+
+class Crc32c:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4)."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = native.crc32c(data, self._value)
+
+    def text(self) -> str:
+        return f"crc32c:0x{self._value:08X}"
+
+
+class Sha256:
+    """SHA-256 (FIPS 180-4)."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def text(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+class Blake3:
+    """BLAKE3 with 256 bits, on the calling thread; large updates release the GIL."""
+
+    def __init__(self) -> None:
+        self._hash = blake3(max_threads=1)
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def text(self) -> str:
+        return f"blake3:{self._hash.hexdigest()}"
+
+
+class Xxh3:
+    """XXH3 with 64 bits, seed 0 (xxHash 0.8)."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def value(self) -> int:
+        return self._hash.intdigest()
+
+    def text(self) -> str:
+        return f"xxh3:{self.value():016x}"
+
+
+def hex_of(running: Hasher) -> str:
+    """Return a digest's hex alone."""
+    return running.text().partition(":")[2]
+
+
+def xxh3(data: Buffer) -> int:
+    """Return the XXH3 with 64 bits of a buffer."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def fnv1a64(data: Buffer) -> int:
+    """FNV-1a with 64 bits (offset basis 0xCBF29CE484222325, prime 0x100000001B3): for short keys, no digest."""
+    return native.fnv1a64(data)
+
+
+HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
+"""The digests that a writer may be asked for."""
+_KNOWN: dict[str, Callable[[], Hasher]] = {**HASHERS, "xxh3": Xxh3}
+WIDTHS = {"crc32c": 4, "sha256": 32, "xxh3": 8}
+"""The digests that parts of a container may have, and their bytes."""
+_COMPARED_HERE = (len("sha256:") + 64, len("xxh3:") + 16)
+
+
+def hasher(algorithm: str) -> Hasher:
+    """Return a fresh running digest; ``algorithm`` is ``crc32c``, ``sha256`` or ``xxh3``."""
+    return _KNOWN[algorithm]()
+
+
+def digest(algorithm: str, data: Buffer) -> str:
+    """Return the digest of ``data`` as written in files."""
+    running = hasher(algorithm)
+    running.update(data)
+    return running.text()
+
+
+def known(text: str, rule: str, where: str) -> str | None:
+    """Return the algorithm of a digest string, None if it is one that Ingot does not know.
+
+    Raises
+    ------
+    FormatError
+        No ``algorithm:hex``, or a known algorithm followed by something that is not its hex.
+    """
+    algorithm, colon, value = text.partition(":")
+    if not colon or not algorithm or not value:
+        raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=where)
+    if kind(text) is None:
+        return None
+    if not _SYNTAX[algorithm].match(text):
+        raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=where)
+    return algorithm
+
+
+def kind(text: str) -> str | None:
+    """Return the algorithm of a digest that is well-formed, None if it is one that Ingot does not know."""
+    algorithm, _, value = text.partition(":")
+    # Of XXH3 64 bits only.
+    return None if algorithm not in _SYNTAX or (algorithm == "xxh3" and len(value) != 16) else algorithm
+
+
+def proves(text: str, data: Buffer) -> bool:
+    """Whether ``data`` has this digest, quickly: False too where that takes a closer look, for whoever takes it."""
+    prefix, _, value = text.partition(":")
+    if prefix == "crc32c":
+        value = value[2:] if value.startswith("0x") else ""
+    if prefix not in _SYNTAX or len(value) != 2 * WIDTHS[prefix] or not _SYNTAX[prefix].match(text):
+        return False
+    stated = int(value, 16)
+    if prefix == "crc32c":
+        return stated == native.crc32c(data, 0)
+    return stated == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))
+
+
+def same(expected: str, found: str) -> bool:
+    """Compare two digest strings of one algorithm, whatever the case, prefix and leading zeros of the number."""
+    return _number(expected) == _number(found)
+
+
+def _number(text: str) -> int:
+    return int(text.partition(":")[2], 16)
+
+
+def raw(text: str) -> bytes:
+    """Return a digest of a known algorithm as bytes, the first digits first."""
+    return _number(text).to_bytes(WIDTHS[text.partition(":")[0]], "big")
+
+
+def text_of(algorithm: str, value: bytes) -> str:
+    """Return a digest's bytes as text, as written in files."""
+    return f"crc32c:0x{value.hex().upper()}" if algorithm == "crc32c" else f"{algorithm}:{value.hex()}"
+
+
+def check(expected: str, found: str, rule: str, where: str, *, what: str = "the stored bytes") -> None:
+    """Raise ``IntegrityError`` where the digests of ``what`` differ."""
+    if not same(expected, found):
+        raise IntegrityError(
+            rule,
+            f"{what} do not match their digest: expected {expected}, found {found}; the file is damaged",
+            where=where,
+        )

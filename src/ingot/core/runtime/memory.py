@@ -1,0 +1,165 @@
+"""Sizes in words, and how much memory this process and this machine have."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+
+from ingot.core.files.cgroup import limit_files
+from ingot.core.files.system import peak_resident
+from ingot.core.runtime import native
+from ingot.errors import ResourceError, UsageError
+
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*\Z", re.IGNORECASE)
+_POWERS = "kmgtp"
+_STATUS = Path("/proc/self/status")
+
+
+def parse_size(text: str | int) -> int:
+    """Return a number of bytes.
+
+    ``GiB`` is 2**30, ``GB`` 10**9, and a bare ``G`` 2**30 as in GNU coreutils ("Block size"); no unit means bytes.
+
+    Raises
+    ------
+    UsageError
+        ``size.syntax``: not a size, or negative.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    match = _SIZE.match(text) if isinstance(text, str) else None
+    if match is None or (match[3] and not match[2]):
+        raise UsageError(
+            f"expected a size such as 2GiB, 500MB or 1048576, found {str(text)[:80]!r}", rule="size.syntax"
+        )
+    number, prefix, binary, unit = match.groups()
+    base = 1000 if unit and not binary else 1024
+    power = _POWERS.index(prefix.lower()) + 1 if prefix else 0
+    return int(Fraction(number) * base**power)
+
+
+def format_size(count: int) -> str:
+    """Return bytes in binary units with three significant digits: ``532 B``, ``1.50 GiB``."""
+    if count < 1024:
+        return f"{count} B"
+    value, unit = float(count), "B"
+    for prefix in _POWERS.upper():
+        value, unit = value / 1024, f"{prefix}iB"
+        if value < 999.5:
+            break
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def anonymous_rss() -> int:
+    """Return this process's resident anonymous bytes: heap, stacks and written copy-on-write pages, not mapped files.
+
+    Linux: ``RssAnon`` of proc_pid_status(5), which is what is resident less what psutil calls shared. Elsewhere what
+    psutil calls ``uss``, the memory that no other process shares.
+    """
+    import psutil
+
+    process = psutil.Process()
+    used = process.memory_info()
+    return int(used.rss - used.shared if hasattr(used, "shared") else process.memory_full_info().uss)
+
+
+def anonymous_in_use() -> int:
+    """Return ``anonymous_rss`` without what was freed: the C library keeps such memory for the next who asks, in heaps
+    of several threads tens of megabytes each, and gives it back only here. For who plans under a ceiling.
+    """
+    native.kernels.release_freed()
+    return anonymous_rss()
+
+
+def resident() -> int:
+    """Return this process's resident set in bytes, mapped files that were touched included."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss() -> int:
+    """Return the highest resident set of this process so far in bytes, mapped files included.
+
+    Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
+    Else what the system's own call says (``core.system``).
+    """
+    high_water = _high_water()
+    if high_water is not None:
+        return high_water
+    return peak_resident()
+
+
+def available_ram() -> int:
+    """Return how many bytes can be taken without swapping: what psutil says of the machine (Linux: ``MemAvailable``),
+    and no more than what the control groups (v1 or v2) above this process leave, of which psutil knows nothing; page
+    cache that can be dropped counts as free.
+    """
+    import psutil
+
+    rooms = [room for room in map(_room, limit_files("memory")) if room is not None]
+    return max(0, min([int(psutil.virtual_memory().available), *rooms]))
+
+
+def require_ram(
+    nbytes: int, purpose: str, advice: str, max_ram: int | str | None = None, where: str | None = None
+) -> None:
+    """Refuse what would not fit into memory, before it is begun.
+
+    Parameters
+    ----------
+    nbytes : int
+        What will be taken.
+    purpose, advice : str
+        For the message: what takes it, and what to do if there is too little.
+    max_ram : int or str, optional
+        A size that replaces what ``available_ram`` says.
+    where : str, optional
+        For the message.
+
+    Raises
+    ------
+    ResourceError
+        ``ram.guard``.
+    """
+    room = available_ram() if max_ram is None else parse_size(max_ram)
+    if nbytes > room:
+        raise ResourceError(
+            f"expected room for {format_size(nbytes)} of {purpose}, found {format_size(room)}; {advice}",
+            rule="ram.guard",
+            where=where,
+        )
+
+
+def _room(folder: Path) -> int | None:
+    """Return limit - used + droppable cache of one control group; None if it sets no limit."""
+    modern = (folder / "memory.max").exists()
+    limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
+    used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
+    if limit is None or used is None:
+        return None
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    key = "inactive_file " if modern else "total_inactive_file "
+    cache = next((int(line.removeprefix(key)) for line in lines if line.startswith(key)), 0)
+    return limit - used + cache
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _high_water() -> int | None:
+    try:
+        lines = _STATUS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,196 @@
+"""Apply a delta to weights in memory, in place and without a second copy of them; and take it back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from ingot.artifacts.adapter_files import refuse_adapter
+from ingot.artifacts.open import Source, checkpoint_of, open_delta
+from ingot.core.border import bordered
+from ingot.core.runtime.parallel import Workers, default_workers, ordered
+from ingot.delta.chain import link_of
+from ingot.delta.in_place import Application, State, put_back
+from ingot.delta.state import shared_array
+from ingot.delta.undo import TensorUndo
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Array
+
+
+@dataclass(slots=True)
+class Applied:
+    """A delta that was applied to a state dict: what was done, and how to take it back.
+
+    ``base_id`` and ``result_id`` are the identities that the delta states. ``nbytes`` is the memory that undoing takes.
+    """
+
+    delta: Checkpoint
+    owned: bool
+    base_id: str | None
+    result_id: str | None
+    tensors: int
+    state: State = field(repr=False)
+    undo: dict[str, TensorUndo] | None = field(default=None, repr=False)
+    replaced: dict[str, Any] = field(default_factory=dict, repr=False)
+    source: Source | None = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the undo logs take; tensors that were replaced or removed are kept beside them."""
+        return sum(undo.nbytes for undo in (self.undo or {}).values())
+
+    def revert(self) -> None:
+        """Give the state dict the values back that it had; see ``ingot.revert``."""
+        revert(self.state, self)
+
+    def close(self) -> None:
+        """Let go of the delta and of what undoing needs; ``revert`` is not possible any more."""
+        self.undo = None
+        self.replaced = {}
+        if self.owned:
+            self.delta.close()
+
+
+@bordered
+def apply_delta(
+    state_dict: State,
+    delta: str | PathLike[str] | Checkpoint,
+    *,
+    verify_base: bool = True,
+    verify: bool | None = None,
+    undo: bool = True,
+    workers: int | None = None,
+) -> Applied:
+    """Turn the base's weights in ``state_dict`` into the fine-tune's, in place.
+
+    Parameters
+    ----------
+    state_dict : mutable mapping of name to NumPy array or torch tensor
+        The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors are put in as
+        new objects, removed ones leave the mapping.
+    delta : path or Checkpoint
+        An opened one must stay open until the delta is reverted or ``Applied.close`` was called.
+    verify_base : bool
+        Prove by its hash that the state dict holds the delta's base.
+    verify : bool, optional
+        Prove, hashing while tensors are changed, that the result is the one that the delta states. By default where it
+        states one, the base is proven, and no tensor keeps another element type than the fine-tune's; True asks for it.
+    undo : bool
+        Keep what ``revert`` needs: a log that is small where little changed. Without it the differences are decoded,
+        added and rounded in one go.
+    workers : int, optional
+        Threads; all processors this process may use by default.
+
+    Returns
+    -------
+    Applied
+
+    Raises
+    ------
+    IntegrityError
+        ``delta.base``: names, shapes, element types or values are not those of the delta's base; nothing was changed.
+        ``delta.result``: the result is not the one that the delta promises; the weights were put back, or without
+        ``undo`` are to be loaded anew.
+    UnsupportedError
+        ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory otherwise than
+        as one tensor.
+    FormatError, CodecError, UsageError
+        The delta is damaged. What was changed before that was seen is put back; without ``undo`` all parts of the
+        delta are checked before anything is changed.
+    """
+    workers = default_workers() if workers is None else workers
+    if isinstance(delta, Checkpoint):
+        return _applied(state_dict, delta, None, (verify_base, verify), undo, workers)
+    source = open_delta(delta)
+    try:
+        refuse_adapter(source)
+    except BaseException:
+        source.close()
+        raise
+    return _applied(state_dict, checkpoint_of(source), source, (verify_base, verify), undo, workers)
+
+
+def _applied(
+    state: State, delta: Checkpoint, source: Source | None, proofs: tuple[bool, bool | None], undo: bool, workers: int
+) -> Applied:
+    """Apply an opened delta, which is closed on failure where it was opened here; ``proofs`` of base and result."""
+    verify_base, verify = proofs
+    try:
+        with _whole(delta):
+            link = link_of(delta)
+            job = Application(state, link, workers)
+            if verify_base:
+                job.require_base()
+            job.prove_result(verify_base if verify is None else verify, asked=verify is True)
+        changed = job.run(undo=undo)
+    except BaseException:
+        if source is not None:
+            delta.close()
+        raise
+    return Applied(
+        delta,
+        source is not None,
+        link.info.base.content,
+        link.info.result.content,
+        len(job.routes),
+        state,
+        changed.undo,
+        changed.replaced,
+        source,
+    )
+
+
+@contextmanager
+def _whole(delta: Checkpoint) -> Iterator[None]:
+    """Check the digest of a delta's whole file beside what is done inside; that it is damaged is said before all else.
+
+    Raises ``IntegrityError`` with the format's rule.
+    """
+    with Workers(1) as pool:
+        checked = pool.submit(delta.require_whole)
+        try:
+            yield
+        finally:
+            checked.result()
+
+
+@bordered
+def revert(state_dict: State, applied: Applied) -> None:
+    """Give ``state_dict`` the values back that it had before ``applied``, bit for bit; several in reverse order.
+
+    Raises
+    ------
+    UsageError
+        ``delta.reverted``: it was reverted or closed already, or applied without ``undo``. ``delta.not-applied``: the
+        tensors are not as the delta left them; a later one was not reverted, say. Nothing was changed.
+    IntegrityError
+        ``store.changed``: the delta's file was written to meanwhile. Nothing was changed.
+    """
+    if applied.undo is None:
+        raise UsageError(
+            "expected a delta that can be taken back; this one was reverted, closed, or applied with undo=False",
+            rule="delta.reverted",
+        )
+    undo = applied.undo
+    if applied.source is not None:
+        applied.source.require_unchanged()
+    arrays = dict(ordered(lambda name: (name, _changed(state_dict, name, undo[name])), undo))
+    for _ in ordered(lambda name: undo[name].revert(arrays[name]), undo):
+        pass
+    put_back(state_dict, applied.replaced)
+    applied.close()
+
+
+def _changed(state: State, name: str, undo: TensorUndo) -> Array:
+    array = shared_array(name, state[name]) if name in state else None
+    if array is None or not undo.holds(array):
+        raise UsageError(
+            "this tensor is not as the delta left it; revert what was applied later first",
+            rule="delta.not-applied",
+            where=name,
+        )
+    return array

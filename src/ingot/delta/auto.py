@@ -1,0 +1,348 @@
+"""Strategy ``auto``: how each tensor's difference is stored is measured, for a size or for an error.
+
+Every candidate is tried on a sample of the difference, one tensor on each thread; how low its rank is, on all of it in
+two passes by chunks, where the sample speaks for it. For an error, each tensor gets the smallest candidate that keeps
+to it. For a size, bytes go where they take away most error: the lower convex hulls of all tensors' sizes and errors are
+walked by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors count
+relative to the mean square of the base's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.base import Encoder
+from ingot.codecs.delta.base import delta_codec, difference, widened
+from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
+from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
+from ingot.conversion.candidates import sample_of
+from ingot.core.bytes import encodings
+from ingot.core.numeric.dtypes import dtype as element_type
+from ingot.core.runtime.memory import parse_size
+from ingot.core.runtime.parallel import ordered
+from ingot.core.runtime.progress import Progress
+from ingot.delta.pairs import Both
+from ingot.delta.strategy import EXACT, Storage, is_matrix
+from ingot.engine.chunks import chunks
+from ingot.engine.fit import fitted, narrowed
+from ingot.errors import CodecError, UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.tensor import Array, Tensor
+
+Pair = tuple[Tensor, Tensor]
+
+OVERHEAD = 640
+"""Bytes that a container takes per tensor beside the parts: names, attributes, digests, padding."""
+
+
+def _grid(bits: int, group: int | str, **more: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
+
+
+_FIT = {"quantizer": "mse", "unbiased": True}
+CANDIDATES: tuple[Storage, ...] = (
+    Storage(LOW_RANK, {"rank": 0}),
+    Storage(AffineLayout.codec, {"bits": 1, "group": "row", "scales": "auto", "quantizer": "sign-rms"}, "zstd"),
+    _grid(2, 128, symmetric=False, **_FIT),
+    _grid(2, 32, symmetric=False, **_FIT),
+    _grid(3, 128, **_FIT),
+    _grid(3, 32, **_FIT),
+    _grid(4, 128, **_FIT),
+    _grid(4, 32),
+    Storage(WITH_OUTLIERS, {"fraction": 0.01, "options": {"bits": 4, "group": 64}}),
+    _grid(5, 64),
+    _grid(6, 64),
+    _grid(8, 128),
+    EXACT,
+)
+SHORTFALL = 8.0
+"""Noise of a quantizer averages out over a product, what is missing does not (``spec/deltas-quality.md``)."""
+LOW_RANK_ERROR = 0.1
+"""A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, which
+costs more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
+SAMPLE = 1 << 18
+"""Elements that candidates are tried on: mean squares of so many are within a percent of those of all."""
+PER_PAIR = 96 << 20
+"""Bytes that measuring one tensor takes at most: a sample in double precision several times, and a spectrum."""
+_SPECTRUM = 16 << 20  # bytes of one of the three matrices that a spectrum takes
+_CHUNK = 1 << 20
+RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a candidate costs: bytes of the whole tensor, and squared error over that of storing nothing.
+
+    ``harm`` is the error with what falls short of the difference counted ``SHORTFALL`` times: of the part along the
+    difference it is what is missing, the rest is noise.
+    """
+
+    storage: Storage
+    size: float
+    error: float
+    harm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A tensor's candidates, and how much its whole difference counts."""
+
+    name: str
+    weight: float
+    trials: Sequence[Trial]
+
+
+def choose(
+    pairs: Sequence[Pair],
+    *,
+    target_size: int | None = None,
+    max_error: float | None = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+    measuring: Callable[[Tensor, Tensor], Measured] | None = None,
+) -> dict[str, Storage]:
+    """Return how to store the difference of each pair of tensors, base and fine-tune of one shape.
+
+    Parameters
+    ----------
+    target_size : int, optional
+        Bytes of all these tensors' parts together, and ``OVERHEAD`` for each.
+    max_error : float, optional
+        The largest norm of a tensor's error over that of its difference (0 for exact).
+    workers : int
+        Threads that measure, each with ``PER_PAIR`` bytes at the most; 0 for the caller's own.
+    progress : Progress, optional
+        Told the stored bytes of each pair when it is measured.
+    measuring : callable
+        What measures a pair, ``measure`` by default.
+
+    Raises
+    ------
+    UsageError
+        ``delta.target``: neither or both given, out of range, or not to be had with these candidates.
+    """
+    require_one(target_size, max_error)
+    measured, of_pair = [], measuring or measure
+    for (base, tuned), measurement in zip(pairs, ordered(lambda pair: of_pair(*pair), pairs, workers), strict=True):
+        measured.append(measurement)
+        if progress is not None:
+            progress.advance(base.nbytes + tuned.nbytes, tuned.name)
+    return chosen(measured, target_size, max_error)
+
+
+def require_one(target_size: float | str | None, max_error: float | None) -> None:
+    """Raise ``UsageError`` ``delta.target`` unless there is one of both."""
+    if (target_size is None) == (max_error is None):
+        raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
+    if max_error is not None and not 0 <= max_error < inf:
+        raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
+
+
+def chosen(measured: Sequence[Measured], target_size: int | None, max_error: float | None) -> dict[str, Storage]:
+    """Return how to store what was measured; options and errors as ``choose``."""
+    if max_error is not None:
+        return {item.name: _within(item, max_error).storage for item in measured}
+    assert target_size is not None
+    return _allocate(measured, target_size - OVERHEAD * len(measured))
+
+
+def measure_both(both: Both) -> Measured:
+    """As ``measure``, of the rows that a pair shares."""
+    return measure(*both.shared())
+
+
+def measure(base: Tensor, tuned: Tensor) -> Measured:
+    """Try every candidate that fits; what a codec refuses is left out. ``delta_exact`` alone for what is no matrix."""
+    exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
+    if not is_matrix(tuned.shape, tuned.dtype):
+        return Measured(tuned.name, 1.0, (exact,))
+    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    if old.shape != other.shape:  # read in runs from one file and in rows from the other
+        return Measured(tuned.name, 1.0, (exact,))
+    delta = difference(old, other)
+    energy = float(np.square(delta.astype(np.float64)).sum())
+    if not np.isfinite(energy):
+        return Measured(tuned.name, 1.0, (exact,))
+    trials = [_exact(old, other, tuned)]
+    trials += [
+        trial
+        for storage in CANDIDATES
+        if storage != EXACT
+        if (trial := _trial(storage, delta, energy, tuned)) is not None
+    ]
+    scale = float(np.square(widened(old).astype(np.float64)).mean())
+    weight = energy * tuned.size / max(delta.size, 1) / (scale or 1.0)
+    return Measured(tuned.name, weight, (*trials, *_low_ranks(base, tuned, delta, trials)))
+
+
+def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
+    """Return about how many bytes the difference takes so: of a sample in proportion, if values decide.
+
+    ``inf`` if the codec refuses the values.
+    """
+    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    if old.shape != other.shape:  # as of ``measure``
+        return float(tuned.nbytes)
+    if storage == EXACT:
+        return _exact(old, other, tuned).size
+    delta = difference(old, other)
+    trial = _trial(storage, delta, float(np.square(delta.astype(np.float64)).sum()), tuned)
+    return inf if trial is None else trial.size
+
+
+def exact_bytes(old: Array, other: Array, dtype: str) -> int:
+    """Return the bytes of the exact difference of two arrays of one element type."""
+    encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
+    return sum(part.nbytes for part in encoder.encode(old, other).values())
+
+
+def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
+    stored = exact_bytes(fitted(old, len(old), tuned.dtype), other, tuned.dtype)
+    coarse = narrowed(other, element_type(old.dtype).name) if old.dtype != other.dtype else None
+    if coarse is not None:
+        stored = min(stored, exact_bytes(old, coarse, element_type(old.dtype).name))
+    return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
+
+
+def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
+    def made(options: Mapping[str, Any]) -> Encoder:
+        return CODECS[storage.codec].encoder(delta.shape, "f32", options)
+
+    try:
+        encoder = made(storage.options)
+        encoder, _ = resolve_range(encoder, made, storage.options, [(0, delta)])
+        for _ in range(encoder.fit_passes):
+            encoder.fit_pass(delta)
+        parts = encoder.encode(delta)
+    except (CodecError, UnsupportedError):
+        return None
+    decoded = np.empty(delta.shape, np.float32)
+    encoder.decode(parts, decoded)
+    wide = delta.astype(np.float64)
+    error, along = 0.0, 1.0
+    if energy:
+        error = float(np.square(decoded - wide).sum()) / energy
+        along = float((decoded * wide).sum()) / energy
+    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, _harm(error, along))
+
+
+def _harm(error: float, along: float) -> float:
+    missing = (1 - along) ** 2
+    return error + (SHORTFALL - 1) * missing
+
+
+def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
+    """Return the bytes of the whole tensor: known ones, or the sample's in proportion."""
+    if storage.encoding == "raw":
+        whole = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
+        lengths = [part.length for part in whole.parts]
+        if None not in lengths:
+            return float(sum(length or 0 for length in lengths))
+    scale = tuned.size / max(sampled, 1)
+    return scale * sum(part.nbytes if storage.encoding == "raw" else _packed(part) for part in parts.values())
+
+
+def _packed(part: Array) -> int:
+    data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return sum(
+        len(encodings.compress_frame(data[start : start + encodings.FRAME].data))
+        for start in range(0, data.size, encodings.FRAME)
+    )
+
+
+def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Trial]) -> Iterable[Trial]:
+    """Yield products of thin matrices of several ranks, where some of the sample is better stored so than otherwise.
+
+    A sample's rows are nearer to a low rank than the matrix, never further.
+    """
+    rows, cols = tuned.matrix_shape
+    most = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
+    if most < 1 or not _promising(spectrum(lambda: [sample], sample.shape[1], most), (rows, cols), trials):
+        return
+    residual = spectrum(lambda: _differences(base, tuned), cols, most)
+    for rank in RANKS:
+        if rank <= most and residual[rank] <= LOW_RANK_ERROR:
+            error = float(residual[rank])
+            yield Trial(Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
+
+
+def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
+    """Yield the difference's rows in chunks."""
+    matrix = tuned.matrix_shape
+    step = max(1, _CHUNK // max(matrix[1], 1))
+    for old, new in zip(chunks(base, matrix, step), chunks(tuned, matrix, step), strict=True):
+        yield difference(old, new)
+
+
+def _promising(residual: Array, shape: tuple[int, int], trials: Sequence[Trial]) -> bool:
+    for rank in RANKS:
+        if rank >= len(residual):
+            return False
+        size = 2.0 * rank * sum(shape)
+        best = min((trial.error for trial in trials if trial.size <= size), default=1.0)
+        if residual[rank] < min(best, LOW_RANK_ERROR):
+            return True
+    return False
+
+
+def _within(item: Measured, max_error: float) -> Trial:
+    fitting = [trial for trial in item.trials if trial.error <= max_error**2]
+    return min(fitting, key=lambda trial: (trial.size, trial.error))
+
+
+def _hull(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the lower convex hull from the smallest on: each step costs bytes and takes away less harm per byte."""
+    hull: list[Trial] = []
+    for trial in sorted(trials, key=lambda trial: (trial.size, trial.harm)):
+        if hull and trial.harm >= hull[-1].harm:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], trial):
+            hull.pop()
+        if hull and trial.size == hull[-1].size:
+            hull.pop()
+        hull.append(trial)
+    return hull
+
+
+def _slope(first: Trial, other: Trial) -> float:
+    return (first.harm - other.harm) / max(other.size - first.size, 1e-9)
+
+
+def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]:
+    hulls = [_hull(item.trials) for item in measured]
+    left = budget - sum(hull[0].size for hull in hulls)
+    if left < 0:
+        least = int(budget - left) + OVERHEAD * len(measured)
+        raise UsageError(f"expected a target size of at least about {least} bytes", rule="delta.target")
+    steps = sorted(
+        (-item.weight * _slope(*hull[step : step + 2]), index, step)
+        for index, (item, hull) in enumerate(zip(measured, hulls, strict=True))
+        for step in range(len(hull) - 1)
+    )
+    taken = [0] * len(hulls)
+    for _, index, step in steps:
+        cost = hulls[index][step + 1].size - hulls[index][step].size
+        if taken[index] == step and cost <= left:
+            taken[index] = step + 1
+            left -= cost
+    return {item.name: hull[at].storage for item, hull, at in zip(measured, hulls, taken, strict=True)}
+
+
+def target_bytes(size: float | str, whole: int) -> int:
+    """Return the bytes that a target stands for: a size as ``core.memory.parse_size``, or a share of ``whole`` up to 1.
+
+    Raises ``UsageError`` ``delta.target`` or ``size.syntax``.
+    """
+    try:
+        number = float(size)
+    except ValueError:
+        return parse_size(str(size))
+    if not 0 < number < inf:
+        raise UsageError(f"expected a target size above 0, found {size}", rule="delta.target")
+    return int(number * whole) if number <= 1 else int(number)

@@ -1,0 +1,80 @@
+"""Notes of a report on tensors whose element type or shape is not the base's, and on those that are stored whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from ingot.codecs.cast import exact_cast
+from ingot.core.runtime.memory import format_size
+from ingot.engine.fit import why_incomparable
+from ingot.model.tensor import Tensor
+from ingot.quantization.outcome_text import few
+
+
+class Explained(Protocol):
+    """A tensor of a report; ``note`` is empty where base and fine-tune are alike."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def note(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+def note_of(base: Tensor | None, tuned: Tensor, op: str, taken_in: str | None) -> str:
+    """Return what a difference is taken of where base and fine-tune are not alike, or why a tensor is stored whole.
+
+    ``taken_in`` is the element type of an exact difference, None of others.
+    """
+    if op == "same":
+        return ""
+    if op == "replace":
+        return "stored whole, new" if base is None else f"stored whole, {_why_replaced(base, tuned)}"
+    assert base is not None
+    notes = [_retyped(base.dtype, tuned.dtype, taken_in)] if base.dtype != tuned.dtype else []
+    if base.shape != tuned.shape:
+        notes.append(_resized(base.shape[0], tuned.shape[0]))
+    return "; ".join(notes)
+
+
+def _why_replaced(base: Tensor, tuned: Tensor) -> str:
+    if base.dtype != tuned.dtype and why_incomparable(base, tuned) is None:
+        return f"element type {base.dtype} -> {tuned.dtype}, smaller than a difference"
+    return why_incomparable(base, tuned) or f"values of {tuned.dtype} have no exact difference"
+
+
+def _retyped(base: str, tuned: str, taken_in: str | None) -> str:
+    pair = f"base in {base}, fine-tune in {tuned}"
+    if taken_in is None:
+        return f"{pair}: differences in f32"
+    if taken_in == base:
+        return f"{pair}: exact differences in {base}, whose result is cast to {tuned}"
+    cast = "cast" if exact_cast(base, tuned) else "rounded"
+    return f"{pair}: exact differences to the base {cast} to {tuned}"
+
+
+def _resized(base: int, tuned: int) -> str:
+    shared, more = min(base, tuned), abs(tuned - base)
+    rows = f"{more} row{'' if more == 1 else 's'}"
+    kept = f"rows 0-{shared - 1} as a delta" if shared > 1 else "row 0 as a delta"
+    return f"{kept}, {rows} added" if tuned > base else f"{kept}, {rows} removed"
+
+
+def note_lines(tensors: Iterable[Explained]) -> list[str]:
+    """Return a line for each note: the tensors that it is about, and their bytes where they are stored whole."""
+    groups: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.note:
+            groups.setdefault(tensor.note, []).append(tensor.name)
+            if tensor.op == "replace":
+                sizes[tensor.note] = sizes.get(tensor.note, 0) + tensor.nbytes
+    return [f"{note}: {few(names)}{_sized(sizes, note)}" for note, names in groups.items()]
+
+
+def _sized(sizes: Mapping[str, int], note: str) -> str:
+    return f" ({format_size(sizes[note])})" if note in sizes else ""

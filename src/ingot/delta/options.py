@@ -1,0 +1,139 @@
+"""The options of ``diff`` and ``patch``. The command line is made from them: nothing heavy may be imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ingot.artifacts.options import (
+    ADDRESS,
+    DIGEST,
+    DROP,
+    IO,
+    LIMITS,
+    MAX_DECOMPRESSED,
+    MAX_RAM,
+    OVERWRITE,
+    PROGRESS,
+    RESUME,
+    THREADS,
+    AnyPath,
+    Digest,
+    about_engine,
+)
+from ingot.core.options import about
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ingot.core.runtime.progress import ProgressCallback
+    from ingot.delta.strategy import DiffPlan, Storage
+    from ingot.model.statistics import Statistics
+
+    StateDict = Mapping[str, Any]
+
+
+ENGINE = about_engine("the bytes are the same. --max-ram and --threads are each worker's then.")
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """A difference: of what, where to, and how it is stored."""
+
+    base: AnyPath | StateDict = field(
+        metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
+    )
+    finetuned: AnyPath | StateDict = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
+    out: AnyPath = field(metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", "--out", "-o"))
+    strategy: str | None = field(
+        default=None,
+        metadata=about(
+            "How differences are stored: exact, or smaller and not exact (int8, int4, ..., auto). Default: exact; in "
+            ".wdelta, which has no exact one, int4; in .safetensors sparse-patch."
+        ),
+    )
+    _: KW_ONLY
+    options: Mapping[str, Any] = field(
+        default_factory=dict, metadata=about("Codec option for the strategy's matrices: NAME=VALUE.", "--option")
+    )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
+    storages: Mapping[str, Storage] = field(
+        default_factory=dict,
+        metadata=about("How single tensors are stored, by name, whatever the strategy says of them.", command=False),
+    )
+    target_size: float | str | None = field(
+        default=None,
+        metadata=about("For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1."),
+    )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
+    allow_larger: bool = field(
+        default=False, metadata=about("Write a delta even if it is larger than the fine-tune itself.", panel=LIMITS)
+    )
+    max_error: float | None = field(
+        default=None, metadata=about("For --strategy auto: largest error of a difference, as a share of its norm.")
+    )
+    calibration: AnyPath | Statistics | None = field(
+        default=None,
+        metadata=about(
+            "Statistics that `ingot calibrate` took of the fine-tune (or of the base): strategies int1 to int4, "
+            "low-rank and auto, in .zt, then choose numbers by what matrices multiply."
+        ),
+    )
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    digest: Digest | None = field(default="crc32c", metadata=DIGEST)
+    threads: int | None = field(default=None, metadata=THREADS)
+    io: str = field(default="pread", metadata=IO)
+    verify: bool = field(default=True, metadata=about("Check the sources' digests.", panel=LIMITS))
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    measure: bool = field(default=True, metadata=about("Measure the error of what is not exact.", panel=LIMITS))
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    resume: bool = field(default=False, metadata=RESUME)
+    plan: Callable[[DiffPlan], None] | None = field(
+        default=None,
+        metadata=about("Called with what rounding by `calibration` will take, before it starts.", command=False),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PatchOptions:
+    """A patch: of what, by which deltas, where to, and what is proven."""
+
+    base: AnyPath = field(
+        metadata=about("The weights that the first delta was made from: file or folder.", argument=True)
+    )
+    deltas: AnyPath | Sequence[AnyPath] = field(
+        metadata=about("One delta, or several in the order in which they were made.", argument=True)
+    )
+    out: AnyPath = field(
+        metadata=about("File name with a format's suffix, or a folder (as the base's).", "--out", "-o")
+    )
+    _: KW_ONLY
+    verify_base: bool = field(default=True, metadata=about("Prove that the base is the right one."))
+    verify: bool | None = field(
+        default=None,
+        metadata=about(
+            "Prove the result against what the last delta promises; default: wherever it promises something and the "
+            "base is proven."
+        ),
+    )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
+    dtype: Any = field(default=None, metadata=about("Element type of the result's floats; default: the fine-tune's."))
+    format: str | None = field(
+        default=None, metadata=about("Target format; default: by the suffix, or the base's.", "--format", "-f")
+    )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
+    max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    digest: Digest | None = field(default="crc32c", metadata=DIGEST)
+    threads: int | None = field(default=None, metadata=THREADS)
+    io: str = field(default="pread", metadata=IO)
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    resume: bool = field(default=False, metadata=RESUME)
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    check_digests: bool = field(
+        default=True, metadata=about("Check the digests of base and deltas while reading.", command=False)
+    )

@@ -1,0 +1,214 @@
+"""Patch: a base and its deltas, one after the other, become the fine-tune; one pass, in bounded memory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+
+from ingot.artifacts.account import account_of_reading
+from ingot.artifacts.adapter_files import refuse_adapter
+from ingot.artifacts.companions import ConfigChange, copy_companions
+from ingot.artifacts.destination import Destination, destination, stage
+from ingot.artifacts.open import Source, checkpoint_of, open_delta, open_source, weights_of
+from ingot.artifacts.options import AnyPath, is_elsewhere
+from ingot.codecs.table import CODECS
+from ingot.conversion.packed_layers import require_layers
+from ingot.conversion.run import refuse_same
+from ingot.conversion.target import DEFAULT_SHARD
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.options import takes
+from ingot.core.runtime.progress import Progress
+from ingot.delta.chain import Link, Routes, link_of, stages
+from ingot.delta.options import PatchOptions
+from ingot.delta.proof import Proof
+from ingot.delta.report import PatchReport
+from ingot.engine.execute import Executed, Target, execute
+from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.plan import Plan
+from ingot.engine.resources import Resources
+from ingot.engine.specs import encoded_spec
+from ingot.engine.steps import Move
+from ingot.engine.work import Step
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.base import WriteOptions
+from ingot.formats.packed_folders.base import PACKING_FILES, PACKING_KEYS
+from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.model.delta import KEY
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.limits import require_in_proportion
+from ingot.model.tensor import Tensor
+
+_DENSE = ConfigChange(PACKING_KEYS)
+"""The change of a ``config.json`` whose folder may have had packed layers: a result has none."""
+
+
+@takes(PatchOptions, "patch")
+def patch(options: PatchOptions) -> PatchReport:
+    """Apply a delta, or several in order, to ``base`` and write the result, dense, in the fine-tune's element types.
+
+    Of a chain, each delta's base is what the one before gives. A folder gets the base's container and companion files.
+    With ``resume`` the output is byte for byte that of an uninterrupted run.
+
+    Returns
+    -------
+    PatchReport
+
+    Raises
+    ------
+    IntegrityError
+        ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not what the
+        delta promises. Nothing is published.
+    UsageError
+        ``cluster.engine``, ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
+    FormatError, CodecError, UnsupportedError, ResourceError
+        As ``ingot.convert``.
+    """
+    started = time.perf_counter()
+    elsewhere = is_elsewhere(options.engine, options.address)
+    chain = [options.deltas] if isinstance(options.deltas, str | PathLike) else list(options.deltas)
+    if not chain:
+        raise UsageError("expected at least one delta, found none", rule="patch.option")
+    with ExitStack() as stack:
+        sources: list[Source] = []
+        for path in (options.base, *chain):
+            opened = open_delta if sources else open_source
+            source = opened(
+                path, io=options.io, verify=options.check_digests, max_decompressed=options.max_decompressed
+            )
+            stack.callback(source.close)
+            refuse_adapter(source)
+            sources.append(source)
+        target = _destination(options.out, options.format, sources[0])
+        for source in sources:
+            refuse_same(source, target)
+        report = _Patch(sources, target, options).run(elsewhere=elsewhere)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
+    """Return the destination.
+
+    A folder without a stated format gets the base's format, or ``safetensors`` if the base has packed layers.
+    """
+    target = destination(out, format)
+    if not target.directory or format is not None:
+        return target
+    traits = base.format.traits
+    packs = traits.config_keys and not (traits.packed_codecs and not traits.how_to_quantize)
+    return destination(out, SafetensorsFormat.name if packs else base.format.name)
+
+
+class _Patch:
+    """One run."""
+
+    def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
+        self._sources, self._place, self._options = sources, target, options
+        self._base = weights_of(sources[0])
+        self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
+        read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
+        progress = Progress(read, options.progress)
+        self._resources = Resources(options.max_ram, options.threads, progress)
+
+    def run(self, *, elsewhere: bool) -> PatchReport:
+        options, place = self._options, self._place
+        read = [self._base, *(link.checkpoint for link in self._links)]
+        account = account_of_reading(read, self._base.location, options.drop)
+        stage_routes = stages(self._base, self._links)
+        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.location)
+        base, result, workers = options.verify_base, options.verify, self._resources.workers
+        proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
+        plan = self._plan(stage_routes[-1], proof.order or ())
+        every = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
+        companions = {name: path for name, path in every.items() if name not in PACKING_FILES}
+        overwrite, resume = options.overwrite, options.resume
+        with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
+            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made, _DENSE))
+            if elsewhere:
+                executed = self._distribute(plan, target, proof)
+            else:
+                executed = execute(plan, self._sources, target, self._resources, proof)
+        return PatchReport(
+            base=self._sources[0].location,
+            deltas=[source.location for source in self._sources[1:]],
+            destination=place.location,
+            format=place.format.name,
+            tensors=len(plan.steps),
+            ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
+            size=executed.size,
+            seconds=0.0,
+            verified_base=base,
+            verified=proof.result_id is not None,
+            files=executed.files,
+            companions=executed.companions,
+            result_id=proof.result_id,
+            resumed=executed.resumed,
+            notes=account.notes(),
+            cast=self._cast(plan),
+        )
+
+    def _cast(self, plan: Plan) -> str | None:
+        """Return the element type that some values were rounded to, as the caller asked; None where none was."""
+        if self._options.dtype is None:
+            return None
+        rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)
+        return resolve_dtype(self._options.dtype).name if rounds else None
+
+    def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:
+        from ingot.cluster.driver.distribute import Cluster, distribute
+        from ingot.cluster.pool import pool_of
+        from ingot.delta.planfile import delta_plan_json, source_data
+
+        options, threads = self._options, self._options.threads or 1
+        how = (options.io, options.check_digests, options.max_decompressed)
+        checkpoints = [self._base, *(link.checkpoint for link in self._links)]
+        read = [source_data(item, source.url, *how) for item, source in zip(checkpoints, self._sources, strict=True)]
+        told = delta_plan_json("patch", plan, read, self._place, proof.points)
+        pool = partial(pool_of, options.engine, options.address, threads)
+        cluster = Cluster(pool, options.max_ram, threads, told, "delta")
+        return distribute(plan, self._sources, target, self._resources, cluster, proof)
+
+    def _plan(self, routes: Routes, first: Sequence[str]) -> Plan:
+        """Make every tensor, in the order in which what is proven is hashed best."""
+        format = self._place.format
+        names = dict.fromkeys([*(name for name in first if name in routes), *routes])
+        steps = [self._step(routes.passing(name)) for name in names]
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
+        require_layers(steps, format)
+        own = self._links[-1].checkpoint.metadata
+        own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
+        shard = DEFAULT_SHARD if self._place.directory else None
+        options = WriteOptions(digest=self._options.digest, max_shard=shard)
+        return Plan(steps, format, format.metadata(own), options, measured=False)
+
+    def _step(self, route: Route) -> Step:
+        if route.opaque:
+            return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
+        tensor = at_end(route)
+        wanted, options = self._options.dtype, {}
+        if wanted is not None and DTYPES[route.dtype].is_float:
+            options = {"dtype": resolve_dtype(wanted).name}
+        encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
+        spec = encoded_spec(route.name, tensor, encoder, "raw")
+        return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
+
+    def _checked(self, step: Step) -> Step:
+        reason = self._place.format.refuses(step.spec)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{self._place.format.name} cannot carry this tensor: {reason}",
+                rule="patch.unsupported",
+                where=step.spec.name,
+            )
+        return step
+
+
+def _largest(route: Route) -> Tensor:
+    """Return what stands for most values on a route: its origin, or a difference that adds rows."""
+    resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
+    return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

@@ -1,0 +1,167 @@
+"""Plans of diffs and patches as JSON: made in one process, whose steps others do (``spec/operations.md``, "Plans")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import Struct
+
+import ingot
+from ingot.artifacts.destination import Destination
+from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
+from ingot.core.parsing.structs import warm
+from ingot.delta.chain import link_of, stages
+from ingot.engine.bind import StepData, bound_steps, specs_of
+from ingot.engine.data import plain, step_data, unplain
+from ingot.engine.patch_step import Route
+from ingot.engine.plan import Plan
+from ingot.engine.work import Step
+from ingot.errors import FormatError
+from ingot.formats.base import Format, FormatWriter, WriteOptions
+from ingot.formats.table import FORMATS
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Target
+from ingot.model.checkpoint import Checkpoint
+
+Kind = Literal["diff", "patch"]
+
+
+@warm
+class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan of a diff, of a base and a fine-tune, or of a patch, of a base and deltas."""
+
+    ingot: str
+    version: int
+    kind: Kind
+    sources: list[SourceData]
+    target: TargetData
+    metadata: dict[str, Any]
+    measured: bool
+    steps: list[StepData]
+
+
+def source_data(checkpoint: Checkpoint, url: str, io: str, verify: bool, limit: int | str | None) -> SourceData:
+    """Return what a plan says of something that it reads: ``limit`` is ``max_decompressed``."""
+    return SourceData(url, io, verify, limit, checkpoint.identity())
+
+
+def delta_plan_json(
+    kind: Kind, plan: Plan, sources: Sequence[SourceData], place: Destination, hashed: Callable[[Step], Sequence[int]]
+) -> bytes:
+    """Return a plan as JSON: all that determines the bytes that its steps make, and where the sources are.
+
+    ``hashed`` tells the points of a step at which values are hashed.
+    """
+    options = plan.options
+    data = {
+        "ingot": ingot.__version__,
+        "version": VERSION,
+        "kind": kind,
+        "sources": [
+            {
+                "url": source.url,
+                "io": source.io,
+                "verify": source.verify,
+                "max_decompressed": source.max_decompressed,
+                "identity": source.identity,
+            }
+            for source in sources
+        ],
+        "target": {
+            "path": place.name,
+            "format": place.format.name,
+            "digest": options.digest,
+            "max_shard": options.max_shard,
+            "compact": options.compact,
+        },
+        "metadata": plain(plan.metadata),
+        "measured": plan.measured,
+        "steps": [{**step_data(step), "hashed": list(hashed(step))} for step in plan.steps],
+    }
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDeltaPlan:
+    """A plan whose sources are open, and proven to be what it was made for. A ``Shared``."""
+
+    data: DeltaPlanData
+    format: Format
+    checkpoints: Sequence[Checkpoint]
+    routes: Mapping[str, Route]
+    stack: ExitStack
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As ``ops.cluster.distribute.Shared.names``."""
+        return [str(step.spec.get("name")) for step in self.data.steps]
+
+    def plan(self, numbers: range) -> Plan:
+        """As ``Shared.plan``."""
+        data = self.data.steps[numbers.start : numbers.stop]
+        steps = list(bound_steps(data, self.checkpoints, self.format, self.routes))
+        return Plan(steps, self.format, self._metadata(), self._writing(), self.data.measured)
+
+    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
+        """As ``Shared.hashed``."""
+        return [step.hashed for step in self.data.steps[numbers.start : numbers.stop]]
+
+    def writer(self, target: Target) -> FormatWriter:
+        """As ``Shared.writer``."""
+        artifact = Artifact(specs_of(self.data.steps), self._metadata())
+        return self.format.writer(target, self.data.target.path, artifact, self._writing())
+
+    def require_unchanged(self) -> None:
+        """As ``Shared.require_unchanged``."""
+        for checkpoint in self.checkpoints:
+            checkpoint.require_unchanged()
+
+    def close(self) -> None:
+        """As ``Shared.close``."""
+        self.stack.close()
+
+    def _metadata(self) -> dict[str, Any]:
+        try:
+            metadata = unplain(self.data.metadata)
+        except (ValueError, TypeError) as error:
+            raise FormatError(RULE, f"expected metadata as plans have them: {error}") from error
+        if not isinstance(metadata, dict):
+            raise FormatError(RULE, f"expected metadata by name, found {type(metadata).__name__}")
+        return metadata
+
+    def _writing(self) -> WriteOptions:
+        told = self.data.target
+        return WriteOptions(told.digest, told.max_shard, told.compact)
+
+
+def shared(address: str) -> OpenedDeltaPlan:
+    """Open a plan, in a worker's process.
+
+    Raises
+    ------
+    FormatError
+        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot.
+    IntegrityError
+        ``plan.source``: a source is not what the plan was made for.
+    """
+    data = read_plan(address, DeltaPlanData)
+    with ExitStack() as stack:
+        checkpoints = []
+        for number, told in enumerate(data.sources):
+            is_delta = number > 0 and data.kind == "patch"
+            opened = open_delta if is_delta else open_source
+            source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
+            stack.callback(source.close)
+            checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
+            require_same(checkpoint.identity(), told.identity, source.location)
+            checkpoints.append(checkpoint)
+        routes: Mapping[str, Route] = {}
+        if data.kind == "patch":
+            routes = stages(checkpoints[0], [link_of(checkpoint) for checkpoint in checkpoints[1:]])[-1]
+        format = FORMATS.get_or_refuse(data.target.format)
+        return OpenedDeltaPlan(data, format, checkpoints, routes, stack.pop_all())

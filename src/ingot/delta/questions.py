@@ -1,0 +1,69 @@
+"""The questions about pairs of tensors that workers answer for diffs, and about what a delta costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from ingot.cluster.driver.spread import Opened, Question
+from ingot.cluster.messages import Digest
+from ingot.core.parsing.structs import warm
+from ingot.delta.auto import Measured, measure_both
+from ingot.delta.compare_inputs import changed, common_digest, is_cast
+from ingot.delta.cost import DeltaFiles, cost_of, open_items
+from ingot.delta.pairs import PairFiles, digest_of, open_pairs
+from ingot.delta.plan import DraftData, DraftedData
+from ingot.delta.report import TensorDiff
+from ingot.delta.strategy import Storage
+
+
+@warm
+class DraftFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """A base and a fine-tune, and how their difference is to be stored."""
+
+    base: str
+    tuned: str
+    io: str
+    verify: bool
+    max_decompressed: int | str | None
+    draft: DraftData
+
+
+@contextmanager
+def _open_drafts(files: DraftFiles) -> Iterator[Opened[Callable[..., DraftedData]]]:
+    pair = PairFiles(files.base, files.tuned, files.io, files.verify, files.max_decompressed)
+    with open_pairs(pair) as opened:
+        yield Opened([partial(files.draft, both) for both in opened.items], opened.identity)
+
+
+def _draft(item: Callable[..., DraftedData], storage: Storage | None, count: int | None) -> DraftedData:
+    return item(storage, count)
+
+
+DELTA_COST = Question(DeltaFiles, tuple[()], TensorDiff, open_items, cost_of)
+PAIR_CAST = Question(PairFiles, tuple[()], bool, open_pairs, is_cast)
+PAIR_EQUAL = Question(PairFiles, tuple[()], Digest | None, open_pairs, common_digest)
+PAIR_DIGEST = Question(PairFiles, tuple[int], Digest, open_pairs, digest_of)
+PAIR_CHANGED = Question(PairFiles, tuple[()], int, open_pairs, changed)
+PAIR_MEASURE = Question(PairFiles, tuple[()], Measured, open_pairs, measure_both)
+PAIR_DRAFT = Question(DraftFiles, tuple[Storage | None, int | None], DraftedData, _open_drafts, _draft)
+
+_PAIR_QUESTIONS: dict[Callable[..., Any], str] = {
+    is_cast: "pair-cast",
+    common_digest: "pair-equal",
+    digest_of: "pair-digest",
+    changed: "pair-changed",
+    measure_both: "pair-measure",
+}
+
+
+def pair_question(function: Callable[..., Any], files: PairFiles) -> tuple[str, Struct]:
+    """Return the name of the question that a function of pairs is, or a ``DraftData``, and its options."""
+    if isinstance(function, DraftData):
+        named = (files.base, files.tuned, files.io, files.verify, files.max_decompressed)
+        return "pair-draft", DraftFiles(*named, function)
+    return _PAIR_QUESTIONS[function], files

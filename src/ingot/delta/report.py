@@ -1,0 +1,253 @@
+"""What a diff or a patch did, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ingot.delta.explain import note_of
+from ingot.engine.done import Done
+from ingot.model.delta import Change
+from ingot.model.tensor import Tensor
+from ingot.quantization.tensor import Outcome
+from ingot.reporting.report import (
+    Bytes,
+    Column,
+    Counts,
+    Figure,
+    Line,
+    Ratio,
+    Report,
+    Seconds,
+    Shape,
+    Shown,
+    Table,
+    Texts,
+    data_of,
+    figures_of,
+    table_of,
+)
+from ingot.reporting.summaries import loss, worst_of
+
+HALF = 0.5
+SAME = "same"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """One tensor of the fine-tune in a delta.
+
+    ``op`` is ``apply``, ``replace`` or ``same``; ``nbytes`` are stored in the delta, ``tuned_nbytes`` in the fine-tune.
+    ``exact`` tells whether patching gives its values bit for bit; ``error`` is that of the reconstructed weights
+    (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None where exact or not measured. ``left`` is the share of the
+    difference's squared norm that patching does not bring: 0 for all of it there, 1 as far away as the base. ``note``
+    says how the difference is taken of a base of another element type or shape, or why the tensor is stored whole.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    op: str
+    codec: str
+    nbytes: Bytes
+    tuned_nbytes: Bytes
+    exact: bool
+    error: Mapping[str, float] | None = None
+    left: Ratio | None = None
+    note: str = ""
+
+
+def tensor_diffs(
+    changes: Mapping[str, Change],
+    exact: Sequence[bool],
+    done: Sequence[Done],
+    base: Mapping[str, Tensor],
+    tuned: Mapping[str, Tensor],
+) -> list[TensorDiff]:
+    """Describe every tensor of a fine-tune: its change, whether patching is exact (in the same order), what is stored.
+
+    ``done`` has the steps of the tensors that are not the same, in any order.
+    """
+    stored = {item.step.spec.name: item for item in done}
+    return [
+        _tensor_diff(base.get(name), tuned[name], change.op, is_exact, stored.get(name))
+        for (name, change), is_exact in zip(changes.items(), exact, strict=True)
+    ]
+
+
+def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
+    lossy = done is not None and not exact and done.error.count > 0
+    moved = done.notes.get("moved", 0.0) if done else 0.0
+    return TensorDiff(
+        name=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        op=op,
+        codec=done.step.spec.codec if done else "",
+        nbytes=done.nbytes if done else 0,
+        tuned_nbytes=tensor.nbytes,
+        exact=exact,
+        note=note_of(base, tensor, op, done.step.spec.dtype if done and exact else None),
+        error=done.error.summary() if done and lossy else None,
+        left=done.error.squared_error / moved if done and lossy and moved else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DiffReport(Shown):
+    """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
+
+    ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
+    ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run. ``rounded`` is what quantizers did
+    to each matrix, ``notes`` tell of it. ``dropped`` are tensors that were not read, and whose loss was accepted.
+    """
+
+    base: str
+    tuned: str
+    destination: str
+    format: str
+    strategy: str
+    tensors: Sequence[TensorDiff]
+    removed: Texts
+    tuned_nbytes: Bytes
+    size: Bytes
+    seconds: Seconds
+    base_id: str | None = None
+    result_id: str | None = None
+    parent_hash: str | None = None
+    resumed: int = 0
+    rounded: Sequence[Outcome] = ()
+    notes: Texts = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def share(self) -> Ratio:
+        """The delta's size as a share of the fine-tune's tensors."""
+        return self.size / max(self.tuned_nbytes, 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether patching gives the fine-tune bit for bit: each tensor exactly, and none was dropped."""
+        return not self.dropped and all(tensor.exact for tensor in self.tensors)
+
+    @property
+    def ops(self) -> Counts:
+        """How many tensors are applied, replaced, the same."""
+        return dict(Counter(tensor.op for tensor in self.tensors))
+
+    @property
+    def short(self) -> list[TensorDiff]:
+        """Tensors of whose difference patching leaves more than half, the worst first."""
+        lossy = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
+        return sorted(lossy, key=lambda tensor: -(tensor.left or 0))
+
+    @property
+    def worst(self) -> TensorDiff | None:
+        """The tensor with the lowest signal-to-noise ratio."""
+        return worst_of(self.tensors)
+
+    def report(self, *, tensors: bool = False) -> Report:
+        """Return all figures and the tensors, which people get if asked for."""
+        beside = ("tensors", "rounded", "dropped")
+        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name not in beside]
+        figures.append(Figure("dropped", dict(self.dropped), "data"))
+        if self.rounded:
+            figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
+        short = self.short
+        figures += [
+            Figure("short", [item.name for item in short], "texts"),
+            Figure("count", len(self.tensors), "count", data=False),
+            Figure("gone", len(self.removed), "count", data=False),
+            Figure("named", self.base_id or f"wdelta:{self.parent_hash}", data=False),
+        ]
+        removed = "; {gone} removed" if self.removed else ""
+        lines = [
+            Line("{base} -> {tuned}: {destination} ({format}, strategy {strategy})"),
+            Line(f"{{count}}: {{ops}}{removed}", "tensors"),
+            Line("{size}, {share} of the fine-tune", "size"),
+            Line("{seconds}", "time"),
+            Line("{named}", "base"),
+        ]
+        measured, told = loss(self.tensors, "patching gives the fine-tune bit for bit" if self.exact else None)
+        figures += measured
+        lines += told
+        if short:
+            figures += [
+                Figure("lost", len(short), "count", data=False),
+                Figure("most", short[0].name, data=False),
+                Figure("left", short[0].left, "ratio", data=False),
+            ]
+            words = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
+            lines.append(Line(f"{words}; take a finer strategy", "lost"))
+        lines.append(Line("{item}", "note", each="notes"))
+        shown = [tensors_table(self.tensors)] if tensors else []
+        return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
+
+
+@dataclass(frozen=True, slots=True)
+class PatchReport(Shown):
+    """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
+
+    ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``
+    tensors are from an earlier run. ``cast`` is the element type that floats were rounded to after that, if they were.
+    """
+
+    base: str
+    deltas: Texts
+    destination: str
+    format: str
+    tensors: int
+    ops: Counts
+    size: Bytes
+    seconds: Seconds
+    verified_base: bool
+    verified: bool
+    files: Texts
+    companions: Texts = ()
+    result_id: str | None = None
+    resumed: int = 0
+    notes: Texts = ()
+    cast: str | None = None
+
+    def report(self) -> Report:
+        """Return all figures."""
+        lines = [
+            Line("{base} + {chain} -> {destination} ({format})"),
+            Line("{tensors}: {ops}", "tensors"),
+            Line("{size}", "size"),
+            Line("{seconds}", "time"),
+        ]
+        if self.companions:
+            lines.append(Line("{companions}", "with"))
+        lines.append(Line("proven to be the right one" if self.verified_base else "not checked", "base"))
+        if self.verified:
+            before = ", before floats were rounded to {cast}" if self.cast else ""
+            lines.append(Line(f"{{result_id}}, as the delta promises{before}", "result"))
+        lines.append(Line("{item}", "note", each="notes"))
+        return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
+
+
+_TENSORS = (
+    Column("", head="tensor"),
+    Column("", "shape", "shape", drop=2),
+    Column("", head="dtype", drop=1),
+    Column("", head="op"),
+    Column("", head="codec"),
+    Column("", "bytes", "stored"),
+    Column("", "ratio", "share"),
+    Column("", "error", "RMS error"),
+    Column("", "decibels", "SNR dB"),
+)
+
+
+def tensors_table(tensors: Sequence[TensorDiff]) -> Table:
+    """Return what a delta stores of each tensor, and what is lost, for people."""
+    rows = []
+    for item in tensors:
+        error = None if item.exact else item.error
+        rms = 0.0 if item.exact else error["rms"] if error else None
+        share = item.nbytes / max(item.tuned_nbytes, 1)
+        cells = (item.name, item.shape, item.dtype, item.op, item.codec, item.nbytes, share)
+        rows.append((*cells, rms, error["snr_db"] if error else None))
+    return Table("", _TENSORS, rows, data=False)

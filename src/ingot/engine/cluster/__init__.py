@@ -1,1 +1,0 @@
-"""A plan's steps on many workers: tasks, what they leave, and how that gets into the result."""

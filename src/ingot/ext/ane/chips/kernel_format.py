@@ -1,0 +1,202 @@
+"""The kernel-format enum and the five tables that are keyed on it, as far as they are known (``spec/ane-kernels.md``).
+
+Sources: the ranges 7 to 27 (palettes) and 28 to 30 (unity) are the compiler's guards (B25); names of the low codes FT;
+groups of four and bit widths DC; the codes 13 and 21 were traced (M6). The order within a group is inferred from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.errors import UnsupportedError, UsageError
+from ingot.ext.ane.chips.descriptor import type_numbers
+
+INT8, UINT8, INT16, FP16, E4M3, FP32 = 1, 2, 3, 4, 5, 6
+PALETTES = range(7, 28)
+UNITIES = range(28, 31)
+INT4, E2M1 = 31, 41
+ENTRY_TYPES = ("int8", "uint8", "half", "e4m3")
+"""Types of a palette's entries, in the order of the codes of one width."""
+
+_PRIMARY = {"int8": INT8, "uint8": UINT8, "half": FP16, "e4m3": E4M3}
+_ENTRY_BYTES = {"int8": 1, "uint8": 1, "half": 2, "e4m3": 1}
+_FIRST_OF_WIDTH = {1: 7, 2: 11, 3: 15, 4: 19, 6: 23}
+_PALETTE8 = 27
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFormat:
+    """One code of the enum: bits per stored element, the type that reaches the multiplier, and the evidence.
+
+    ``underlying`` is one of ``int8 uint8 e4m3 half``, those that ``_ZinKernelFormatGetUnderlyingType`` knows, or None.
+    """
+
+    code: int
+    name: str
+    bits: int | None
+    underlying: str | None
+    evidence: str
+    source: str
+
+
+def _rows() -> dict[int, KernelFormat]:
+    rows = [
+        KernelFormat(INT8, "int8", 8, "int8", "measured", "FT; M6 traces it"),
+        KernelFormat(UINT8, "uint8", 8, "uint8", "decompiled", "FT"),
+        KernelFormat(INT16, "int16", 16, None, "decompiled", "FT, DC: codegen refuses it"),
+        KernelFormat(FP16, "fp16", 16, "half", "measured", "FT; M6 traces it"),
+        KernelFormat(E4M3, "e4m3", 8, "e4m3", "contradicted", "FT; B36 says 6"),
+        KernelFormat(FP32, "fp32", 16, "half", "decompiled", "FT, DC: stored in 16 bits"),
+        KernelFormat(_PALETTE8, "palette8 of fp16", 8, "half", "inferred", "DC; a single code, so fp16 entries"),
+        KernelFormat(28, "unity int8", None, "int8", "inferred", "B25: the range; the order is inferred"),
+        KernelFormat(29, "unity uint8", None, "uint8", "inferred", "B25: the range; the order is inferred"),
+        KernelFormat(30, "unity fp16", None, "half", "measured", "M6 traces it"),
+        KernelFormat(INT4, "int4", 4, None, "decompiled", "FT; no released descriptor takes it"),
+        KernelFormat(E2M1, "e2m1", 4, None, "decompiled", "FT; newer compilers only"),
+    ]
+    for bits, first in _FIRST_OF_WIDTH.items():
+        for offset, entry in enumerate(ENTRY_TYPES):
+            traced = first + offset in (13, 21)
+            evidence, source = ("measured", "M6 traces it") if traced else ("inferred", "DC: width; order inferred")
+            rows.append(KernelFormat(first + offset, f"palette{bits} of {entry}", bits, entry, evidence, source))
+    return {row.code: row for row in rows}
+
+
+FORMATS = _rows()
+"""Every code with something known about it."""
+
+
+def kernel_format(code: int) -> KernelFormat:
+    """Return what is known of a code; ``UnsupportedError`` ``ane.kernel-format`` for others, as for 0 (no kernel)."""
+    if code not in FORMATS:
+        raise UnsupportedError(f"expected a known kernel format, found {code}", rule="ane.kernel-format")
+    return FORMATS[code]
+
+
+def palette_code(bits: int, entry: str) -> int:
+    """Return the code of a palette with ``bits``-wide indices and entries of one of ``ENTRY_TYPES``.
+
+    Raises
+    ------
+    UsageError
+        ``ane.palette``: no such width or entry type, or 8 bits with entries other than ``half`` (a quantized palette
+        has fewer than 256 entries, B25).
+    """
+    if entry not in ENTRY_TYPES or bits not in (*_FIRST_OF_WIDTH, 8):
+        raise UsageError(
+            f"expected 1, 2, 3, 4, 6 or 8 bits of {', '.join(ENTRY_TYPES)}; found {bits} bits of {entry}",
+            rule="ane.palette",
+        )
+    if bits == 8:
+        if entry != "half":
+            raise UsageError(f"expected half entries in a palette of 256, found {entry}", rule="ane.palette")
+        return _PALETTE8
+    return _FIRST_OF_WIDTH[bits] + ENTRY_TYPES.index(entry)
+
+
+def primary_code(entry: str) -> int:
+    """Return the code of plain values of one of ``ENTRY_TYPES``."""
+    return _PRIMARY[entry]
+
+
+def unity_code(entry: str) -> int:
+    """Return the code of an identity over int8, uint8 or half; ``UsageError`` ``ane.palette`` for others."""
+    if entry not in ENTRY_TYPES[:3]:
+        raise UsageError(f"expected an identity of {', '.join(ENTRY_TYPES[:3])}, found {entry}", rule="ane.palette")
+    return UNITIES[ENTRY_TYPES.index(entry)]
+
+
+def is_palette(code: int) -> bool:
+    """Whether a code is a palette: ``code - 7 < 0x15`` in unsigned arithmetic (B25)."""
+    return code in PALETTES
+
+
+def is_unity(code: int) -> bool:
+    """Whether a code is a unity format, an identity or scale alone: ``code - 0x1c < 3`` (B25)."""
+    return code in UNITIES
+
+
+def bit_depth(code: int) -> int:
+    """Return bits per stored element or index (``_ZinKernelFormatGetBitDepth``).
+
+    Raises
+    ------
+    UnsupportedError
+        ``ane.kernel-format``; ``ane.unknown-cell`` for the unity formats, whose depth is not published.
+    """
+    bits = kernel_format(code).bits
+    if bits is None:
+        raise _unknown("bit depth", code)
+    return bits
+
+
+def palette_format(code: int) -> int:
+    """Return the primary code of a palette's entries (``_ZinKernelFormatGetPaletteFormat``): 1, 2, 4 or 5.
+
+    Raises
+    ------
+    UsageError
+        ``ane.palette``: not a palette; the helper is valid for 7 to 27.
+    """
+    if not is_palette(code):
+        raise UsageError(f"expected a palette, kernel format 7 to 27; found {code}", rule="ane.palette")
+    return _PRIMARY[underlying_type(code)]
+
+
+def underlying_type(code: int) -> str:
+    """Return ``int8``, ``uint8``, ``e4m3`` or ``half`` (``_ZinKernelFormatGetUnderlyingType``).
+
+    Raises
+    ------
+    UnsupportedError
+        ``ane.kernel-format``; ``ane.unknown-cell`` for the codes whose type is not published.
+    """
+    underlying = kernel_format(code).underlying
+    if underlying is None:
+        raise _unknown("underlying type", code)
+    return underlying
+
+
+def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:
+    """Return the bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
+
+    This is ``_ZinKernelGetPaletteLUTSize`` read as B25 does, with the number of codebooks; DC passes the vector size.
+
+    Raises
+    ------
+    UsageError
+        ``ane.palette``.
+    """
+    stride = (1 << bit_depth(code)) * vector * _ENTRY_BYTES[underlying_type(code)] if palette_format(code) else 0
+    return stride * count
+
+
+def typeno(code: int) -> int:
+    """Return the type number in the descriptor (``ZinKernelFormatGetTypeno``).
+
+    Raises
+    ------
+    UnsupportedError
+        ``ane.unknown-cell``: 12 of the 24 numbers, and those of palettes but for the tag 8 of their tables, are not
+        published.
+    """
+    if code in _TYPE_NAMES:
+        return type_numbers()[_TYPE_NAMES[code]]
+    raise _unknown("type number", kernel_format(code).code)
+
+
+_TYPE_NAMES = {
+    INT8: "int8", UINT8: "uint8", INT16: "int16", FP16: "half", FP32: "float", E4M3: "e4m3", INT4: "int4",
+}  # fmt: skip
+
+
+def index_typeno(bits: int) -> int:
+    """Return the type number of a palette's indices: unsigned integers of 4, 6 and 8 bits; 0 where none is known."""
+    return type_numbers().get(f"uint{bits}", 0)
+
+
+def _unknown(what: str, code: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected a published {what} of kernel format {code} ({FORMATS[code].name}), found none",
+        rule="ane.unknown-cell",
+    )

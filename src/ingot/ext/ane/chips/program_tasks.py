@@ -1,0 +1,191 @@
+"""The tasks of a compiled program: their registers by name, and the weights and tables of their kernels
+(``spec/hwx.md``).
+
+Registers are known of H13 (A14, M1) alone: ``data/registers_h13.toml``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.ext.ane.chips.activation import ENTRIES, ActivationLut, read_lut
+from ingot.ext.ane.chips.chips import data
+from ingot.ext.ane.chips.program import Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TILES = 16
+_BYPASS, _TABLE = 4, 2  # of MACCfg.OpMode and NonlinearMode
+_TYPES = {0: "u1", 1: "i1", 2: "<f2"}  # of KernelCfg.KernelFmt
+_MOST_TASKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: where its descriptor lies in ``__text``, and its registers, ``NE.KernelCfg.KernelFmt`` to value."""
+
+    offset: int
+    registers: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.registers[name]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the kernel: output channels, input channels, height, width."""
+        outputs, inputs = self["Common.Cout.Cout"], self["Common.Cin.Cin"]
+        return outputs, inputs, self["Common.ConvCfg.Kh"], self["Common.ConvCfg.Kw"]
+
+    @property
+    def channels_per_group(self) -> int:
+        return 1 << self["Common.ConvCfg.OCGSize"]
+
+    @property
+    def engines(self) -> int:
+        """Engines that the groups go round."""
+        return 1 << self["Common.Cfg.ActiveNE"]
+
+    @property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """Offset in ``__const`` and bytes of every coefficient channel that is on, with its number as the index."""
+        block = "KernelDMASrc.Coeff"
+        on = [index for index in range(TILES) if self[f"{block}DMAConfig[{index}].En"]]
+        return tuple(
+            (self[f"{block}BaseAddr[{i}].Addr"] << 6, self[f"{block}BfrSize[{i}].MemBfrSize"] << 6) for i in on
+        )
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it has a kernel: planar tasks and activations alone have none."""
+        return bool(self.tiles) and self["NE.MACCfg.OpMode"] != _BYPASS
+
+
+@cache
+def register_map() -> Mapping[str, tuple[int, int, int]]:
+    """Return offset of the word in a descriptor, lowest bit and bits of every field of H13's registers."""
+    known = data("registers_h13")
+    by_address = {}
+    for block, registers in known["blocks"].items():
+        for name, fields in registers.items():
+            count = known["repeat"].get(name, 1)
+            for index in range(count):
+                name_of_register = (
+                    f"{block}.{name}[{index}]" if count > 1 else name if "[" in name else f"{block}.{name}"
+                )
+                for field, value in fields.items():
+                    if field != "at":
+                        by_address[f"{name_of_register}.{field}"] = (fields["at"] + 4 * index, *value)
+    return by_address
+
+
+def tasks_of(program: Program, where: str) -> tuple[Task, ...]:
+    """Return the tasks in the order in which they are linked.
+
+    Raises
+    ------
+    UnsupportedError
+        ``hwx.generation``: registers of another generation than H13.
+    FormatError
+        ``hwx.tasks``: a descriptor outside ``__text``, or links that go backwards.
+    """
+    known = data("registers_h13")
+    if program.generation != known["target"]:
+        raise UnsupportedError(
+            f"expected a program for {known['target']}, whose registers are known, found {program.generation}",
+            rule="hwx.generation",
+            where=where,
+        )
+    return tuple(_tasks(program.section("__TEXT", "__text"), known["size"], where))
+
+
+def _tasks(text: memoryview, size: int, where: str) -> Iterator[Task]:
+    offset, link = 0, register_map()["Header[7].NextPointer"][0]
+    for _ in range(_MOST_TASKS):
+        if offset + size > len(text) or offset % 4:
+            raise FormatError("hwx.tasks", f"expected a descriptor at {offset} of {len(text)} bytes", where=where)
+        words = struct.unpack_from(f"<{size // 4}I", text, offset)
+        yield Task(
+            offset,
+            {name: words[at // 4] >> low & ((1 << bits) - 1) for name, (at, low, bits) in register_map().items()},
+        )
+        following = words[link // 4]
+        if not following:
+            return
+        if following <= offset:
+            raise FormatError("hwx.tasks", f"expected a link past {offset}, found {following}", where=where)
+        offset = following
+    raise FormatError("hwx.tasks", f"expected {_MOST_TASKS} tasks at most", where=where)
+
+
+def kernel_of(program: Program, task: Task, where: str) -> Array:
+    """Return a task's weights as stored (float16, int8 or uint8), [output channels, input channels, height, width].
+
+    Group g of output channels belongs to engine ``g mod engines``, and a tile has its groups one after another, a
+    group its channels. Of channels within a group the programs at hand, whose weights are constant, show the number
+    and not the order.
+
+    Raises
+    ------
+    UnsupportedError
+        ``hwx.kernel``: no kernel, a palette, a sparse kernel, convolution in groups, or a table before the weights.
+    FormatError
+        ``hwx.kernel-bounds``: coefficients outside ``__const``, or fewer than the shape asks for.
+    """
+    fmt, grouping = task["NE.KernelCfg.KernelFmt"], "Common.GroupConvCfg."
+    for holds, what in (
+        (task.multiplies, "a task with a kernel"),
+        (fmt in _TYPES, "uint8, int8 or fp16"),
+        (not task["NE.KernelCfg.PalettizedEn"] and not task["NE.KernelCfg.SparseFmt"], "plain weights"),
+        (task[f"{grouping}NumGroups"] == 1 and not task[f"{grouping}UnicastEn"], "one group of inputs"),
+        (task["NE.MACCfg.NonlinearMode"] != _TABLE, "weights without a table before them"),
+    ):
+        if not holds:
+            raise UnsupportedError(f"expected {what}", rule="hwx.kernel", where=where)
+    shape, ocg, dtype = task.shape, task.channels_per_group, np.dtype(_TYPES[fmt])
+    per_channel, const = shape[1] * shape[2] * shape[3], program.section("__TEXT", "__const")
+    if shape[0] * per_channel * dtype.itemsize > len(const) or not per_channel:
+        raise _outside(f"{shape} weights within {len(const)} bytes", where)
+    out = np.zeros((shape[0], per_channel), dtype)
+    tiles, used = task.tiles, [0] * TILES
+    for group, first in enumerate(range(0, shape[0], ocg)):
+        tile, count = group % task.engines, min(ocg, shape[0] - first)
+        if tile >= len(tiles):
+            raise _outside(f"a coefficient channel {tile}", where)
+        need = count * per_channel * dtype.itemsize
+        start, end = tiles[tile][0] + used[tile], tiles[tile][0] + tiles[tile][1]
+        if start + need > min(end, len(const)):
+            raise _outside(f"{need} bytes at {start}", where)
+        out[first : first + count] = np.frombuffer(const[start : start + need], dtype).reshape(count, per_channel)
+        used[tile] += need
+    return out.reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def table_of(program: Program, task: Task, where: str) -> ActivationLut | None:
+    """Return a task's activation table, which the first coefficient channel brings; None without one.
+
+    Raises
+    ------
+    UnsupportedError
+        ``hwx.kernel``: a table before weights, of which no program was seen.
+    FormatError
+        ``hwx.kernel-bounds``; ``ane.lut``.
+    """
+    if task["NE.MACCfg.NonlinearMode"] != _TABLE or not task.tiles:
+        return None
+    if task.multiplies:
+        raise UnsupportedError("expected a table without weights behind it", rule="hwx.kernel", where=where)
+    const, (start, size) = program.section("__TEXT", "__const"), task.tiles[0]
+    if size < 2 * ENTRIES or start + 2 * ENTRIES > len(const):
+        raise _outside(f"a table at {start}", where)
+    return read_lut(np.frombuffer(const[start : start + 2 * ENTRIES], "<f2").astype(np.float16))
+
+
+def _outside(expected: str, where: str) -> FormatError:
+    return FormatError("hwx.kernel-bounds", f"expected {expected}, found none", where=where)

@@ -1,0 +1,60 @@
+"""``ingot kernel``, and what ``ingot inspect`` prints of a kernel unit."""
+
+from __future__ import annotations
+
+import typer
+
+from ingot.artifacts.options import AnyPath
+from ingot.cli.derive import derived
+from ingot.cli.output import Json
+from ingot.cli.render import render
+from ingot.errors import UsageError
+from ingot.ext.ane.options import KernelOptions
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot kernel model.safetensors model.layers.0.mlp.up_proj.weight up.anek --chip m1\n\n"
+    "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --bias conv1.bias --activation gelu\n\n"
+    "  ingot kernel model.zt conv1.weight conv1.anek --chip m4 --activation tanh --domain=-3,3 --outside line\n\n"
+    "  ingot kernel ./m1-model ./m1-kernels --chip m1\n\n"
+    "  ingot inspect up.anek"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("kernel", epilog=EPILOG)(derived(command))
+
+
+def command(options: KernelOptions, json: Json = False) -> None:
+    """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
+
+    Without OUT every kernel of the checkpoint, into a folder. What streams on the chip is packed as it is stored, what
+    folds as dense fp16. The layout is partly inferred and has a version; no tool of Apple's reads it.
+    """
+    if options.out is None:
+        _whole(options, json)
+        return
+    from ingot.ext.ane.kernel import pack_kernel
+
+    render(pack_kernel(options).report(), json=json)
+
+
+def _whole(options: KernelOptions, json: bool) -> None:
+    """Pack every kernel; exit code 1 if some are refused."""
+    from ingot.ext.ane.kernel import pack_model
+
+    if (options.bias, options.activation, options.domain, options.outside) != (None, None, None, None):
+        raise UsageError("expected --bias and --activation with a tensor and a file", rule="ane.layout")
+    folder, chip = options.name, options.chip
+    report = pack_model(options.path, folder, chip, assume=options.assume, overwrite=options.overwrite)
+    render(report.report(), json=json)
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def show(path: AnyPath, list_records: bool, json: bool) -> None:
+    """Print what is in a kernel unit."""
+    from ingot.ext.ane.kernel import inspect_kernel
+
+    render(inspect_kernel(path).report(records=list_records), json=json)

@@ -1,0 +1,203 @@
+"""``ingot plan``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.derive import derived, option
+from ingot.cli.output import Json, print_json
+from ingot.cli.tables import line, table
+from ingot.errors import UsageError, printable
+from ingot.ext.ane.options import PlanOptions, SuggestOptions
+from ingot.naming.layers import equal_layers
+from ingot.reporting.text import number, shape_text, size_text
+
+if TYPE_CHECKING:
+    from ingot.ext.ane.plan import ChipPlan, WeightPlan
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot plan model.safetensors --chip m1\n\n"
+    "  ingot plan ./Llama-3-8B --chip m1,m4,m5 --no-tensors\n\n"
+    "  ingot plan model.zt --chip m5 --assume int8=streams --assume '*conv1*:stride=2'\n\n"
+    "  ingot plan model.safetensors --chip m4 --suggest m4.toml --max-error 0.1\n\n"
+    "  ingot convert model.safetensors model-m4.zt --recipe m4.toml"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan", epilog=EPILOG)(derived(command))
+
+
+def command(
+    options: PlanOptions,
+    every: Annotated[bool, typer.Option("--all", help="Show every weight, not one line for equal layers.")] = False,
+    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the weights.")] = True,
+    suggest: Annotated[str | None, option(SuggestOptions, "recipe")] = None,
+    max_error: Annotated[float | None, option(SuggestOptions, "max_error")] = None,
+    overwrite: Annotated[bool, option(SuggestOptions, "overwrite")] = False,
+    json: Json = False,
+) -> None:
+    """Say which weights stream, fold or are refused on an Apple Neural Engine, by which gate, and what that costs.
+
+    Reads headers, no weights. Nothing has run on Apple hardware: every line names the evidence it rests on, and `!`
+    marks what sources contradict each other about.
+    """
+    if suggest is None and max_error is not None:
+        raise UsageError("expected --suggest FILE with --max-error", rule="ane.suggest")
+    if suggest is not None:
+        wanted = SuggestOptions(options.path, options.chip, suggest, assume=options.assume, overwrite=overwrite)
+        _suggest(wanted if max_error is None else replace(wanted, max_error=max_error), json)
+        return
+    from ingot.ext.ane.plan import plan
+
+    planned = plan(options)
+    if json:
+        chips = [_data(item) for item in planned.chips]
+        print_json({"path": planned.path, "format": planned.format, "notes": [*planned.notes], "chips": chips})
+        return
+    for note in planned.notes:
+        line(f"note: {note}")
+    for item in planned.chips:
+        _print_chip(item, every, list_tensors)
+
+
+def _suggest(options: SuggestOptions, json: bool) -> None:
+    from ingot.ext.ane.suggest import suggest
+
+    answer = suggest(options)
+    print_json(answer) if json else _print_suggestion(answer)
+
+
+def _data(plan: ChipPlan) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(plan),
+        "outcomes": plan.outcomes,
+        "totals": plan.totals,
+        "time": None if plan.time is None else {**dataclasses.asdict(plan.time), "alone": plan.time.alone},
+    }
+
+
+def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in plan.outcomes.items()) or "no kernels"
+    line(f"{plan.product} ({plan.chip}, target {plan.target}): {counts}")
+    totals, time = plan.totals, plan.time
+    line(
+        f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
+        f"{size_text(totals['dense'])} as dense fp16"
+    )
+    if time is not None:
+        floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
+        line(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
+    elif plan.kernels:
+        line("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+    if plan.outcomes.get("refused"):
+        line(f"  refused {plan.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
+    tables = sum(weight.tables_fit is False for weight in plan.kernels)
+    if tables:
+        line(f"  tables  {tables} weights have codebooks past the budget that is assumed")
+    beside = [weight for weight in plan.weights if weight.use != "kernel"]
+    if beside:
+        kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
+        line(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
+    reasons = Counter(weight.winograd for weight in plan.kernels if weight.winograd is not None)
+    for reason, count in reasons.items():
+        told = f"not: {reason}" if reason else f"may run as Winograd ({_tiles()}; B20; sources disagree before H17)"
+        line(f"  winograd {count} convolutions {told}")
+    _print_forms(plan)
+    _print_contradictions(plan)
+    if list_tensors and plan.kernels:
+        columns = (
+            "weight",
+            "shape",
+            "form",
+            "becomes",
+            "by gate",
+            "evidence",
+            "moved",
+            "passes",
+            "ms",
+            "nearest better",
+        )
+        print()
+        table(columns, _rows(plan, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
+
+
+def _tiles() -> str:
+    from ingot.ext.ane.chips.descriptor import winograd_cell
+
+    return ", ".join(f"F({out} x {out}, 3 x 3)" for out, _ in winograd_cell("tiles").value)
+
+
+def _print_contradictions(plan: ChipPlan) -> None:
+    """Tell in full what these weights rest on, and name the rest."""
+    concerned = {key for weight in plan.kernels if weight.decision for key in weight.decision.contradictions}
+    for item in plan.contradictions:
+        if item.key in concerned:
+            keys = ", ".join(item.keys) or "nothing here depends on it"
+            line(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+    others = [item.key for item in plan.contradictions if item.key not in concerned]
+    if others:
+        line(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
+
+
+def _print_forms(plan: ChipPlan) -> None:
+    for outcome in ("streams", "folds", "refused"):
+        labels = [
+            f"{label}{'!' if decision.contradictions else ''}"
+            for label, decision in plan.forms.items()
+            if decision.outcome == outcome
+        ]
+        if labels:
+            line(f"  {outcome:<8}{', '.join(labels)}")
+
+
+def _rows(plan: ChipPlan, every: bool) -> list[tuple[str, ...]]:
+    def key(weight: WeightPlan) -> tuple[str, ...]:
+        return (*_cells(weight), weight.name) if every else _cells(weight)
+
+    return [
+        (name if len(group) == 1 else f"{name} ({len(group)} x)", *_cells(group[0]))
+        for name, group in equal_layers(plan.kernels, lambda weight: weight.name, key)
+    ]
+
+
+def _cells(weight: WeightPlan) -> tuple[str, ...]:
+    decision, room = weight.decision, weight.room
+    assert decision is not None
+    assert room is not None
+    better = ""
+    if weight.better is not None:
+        better = f"{weight.better.label} {size_text(weight.better.moved)}{' exact' if weight.better.exact else ''}"
+    mark = " !" if decision.contradictions else ""
+    return (
+        shape_text(weight.shape),
+        f"{weight.form}{f', {weight.codec}' if weight.form == 'foreign' else ''}",
+        f"{decision.outcome}{mark}",
+        decision.gate,
+        decision.evidence,
+        size_text(weight.moved) if weight.moved else "-",
+        f"{room.passes}" if weight.moved else "-",
+        number(weight.time.share, 3) if weight.time else "-",
+        better or "-",
+    )
+
+
+def _print_suggestion(suggestion: Any) -> None:
+    print(
+        f"{printable(suggestion.recipe)}: for {', '.join(suggestion.chips)}, "
+        f"error at most {number(suggestion.max_error, 3)}"
+    )
+    for choice, count in suggestion.counts.items():
+        print(f"  {count:>5} x {choice}")
+    print(
+        f"  moved {size_text(suggestion.moved_before)} -> {size_text(suggestion.moved)} per dispatch, worst error "
+        f"{number(suggestion.worst, 3)} (RMS over RMS, on a sample of each weight)"
+    )
+    print(f"  next: ingot convert {printable(suggestion.path)} OUT --recipe {printable(suggestion.recipe)}")

@@ -1,0 +1,161 @@
+"""A tensor's stored codes as a kernel unit holds them, for a form that streams; as fp16 for what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.sparse.mask_read import kept_elements
+from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.errors import UsageError
+from ingot.ext.ane.chips.bits import e4m3_numbers, unpack_lsb
+from ingot.ext.ane.chips.form import BLOCKWISE, FP8, PALETTE, SPARSE, Form, run_of
+from ingot.ext.ane.chips.gates import Decision
+from ingot.ext.ane.kernel_units.header import MOST_UNITY
+from ingot.ext.ane.kernel_units.pack import KernelWeight
+from ingot.model.tensor import Array, Tensor
+
+
+def dense(tensor: Tensor) -> KernelWeight:
+    """Return a weight as fp16; ``ane.layout`` for values that it does not hold."""
+    return KernelWeight(tensor.shape, _finite(tensor.numpy("f16"), tensor.name), 16)
+
+
+def _finite(values: Array, where: str) -> Array:
+    if not np.isfinite(values).all():
+        raise UsageError("expected values that float16 holds, found larger ones or NaN", rule="ane.layout", where=where)
+    return values
+
+
+def halves(tensor: Tensor, name: str, channels: int) -> Array:
+    """Return a bias as fp16, [channels]; ``ane.layout`` for another shape, or values that fp16 does not hold."""
+    if tensor.shape != (channels,):
+        raise UsageError(f"expected a bias of [{channels}], found {list(tensor.shape)}", rule="ane.layout", where=name)
+    return _finite(tensor.numpy("f16"), name)
+
+
+def stored(tensor: Tensor, form: Form, decision: Decision) -> KernelWeight:
+    """Return the weight with the codes or indices that are stored, as it was planned.
+
+    Raises
+    ------
+    UsageError
+        ``ane.layout``: NaN, scales or zero points that a unit has no place for.
+    """
+    inner, mask = form if form.inner is None else form.inner, None
+    if form.kind == SPARSE:
+        values = tensor.numpy("f16")
+        mask = kept_elements(tensor)
+        if form.inner is None:
+            return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
+    if inner.kind == PALETTE:
+        params = tensor.params if mask is None else tensor.params["inner"]["params"]
+        return _widened(_palette(tensor, params, mask), decision.stored_bits)
+    if inner.kind == FP8:
+        codes = _bytes(tensor, "data").reshape(tensor.shape)
+        if not np.isfinite(e4m3_numbers(codes)).all():
+            raise UsageError("expected finite weights, found NaN", rule="ane.layout", where=tensor.name)
+        return KernelWeight(tensor.shape, codes, 8)
+    return _integers(tensor, inner, mask)
+
+
+def _bytes(tensor: Tensor, role: str) -> Array:
+    return np.frombuffer(tensor.parts[role].view(), np.uint8)
+
+
+def _integers(tensor: Tensor, form: Form, mask: Array | None) -> KernelWeight:
+    """Return int8 values with their scales, and zero points where the values do not lie around 0.
+
+    Codes are taken from the decoded values, whatever their packing: these are scale times an integer of at most nine
+    bits, so that the quotient is that integer but for rounding.
+    """
+    shape, channels = tensor.shape, tensor.shape[0]
+    params = tensor.params if mask is None else tensor.params["inner"]["params"]
+    values = tensor.numpy("f32").reshape(channels, -1).astype(np.float64)
+    run = run_of(shape, params) if form.kind == BLOCKWISE else None
+    scales = _floats(tensor, "scales").reshape(-1)
+    scale = scales.reshape(channels, -1) if run else np.broadcast_to(scales.reshape(-1, 1), (channels, 1))
+    spread = np.repeat(scale, run, axis=1)[:, : values.shape[1]] if run else scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = np.where(spread == 0, 0.0, values / spread)
+    codes = np.rint(quotient)
+    if not (np.abs(codes - quotient) <= 0.01).all():
+        raise UsageError("expected zero points that are integers", rule="ane.layout", where=tensor.name)
+    factors = _factors(scale, tensor.name)
+    zero = None
+    if codes.size and not (codes.min() >= -128 and codes.max() <= 127):
+        low, high = codes.min(axis=1), codes.max(axis=1)
+        zero = np.where(low < -128, -128 - low, np.minimum(0, 127 - high))
+        codes = codes + zero[:, None]
+        if not (codes.min() >= -128 and codes.max() <= 127 and np.abs(zero).max() <= 128):
+            raise UsageError("expected codes of 8 bits, found more", rule="ane.layout", where=tensor.name)
+        zero = zero.astype(np.int8)
+    if mask is not None:
+        codes = np.where(mask.reshape(codes.shape), codes, 0)
+    found = codes.astype(np.int8).reshape(shape)
+    if run:
+        return KernelWeight(shape, found, 8, mask=mask, scale=factors, block=run)
+    return KernelWeight(shape, found, 8, mask=mask, scale=factors[:, 0].copy(), zero=zero)
+
+
+def _factors(scale: Array, where: str) -> Array:
+    """Return scales as float16 where that holds them all exactly, else as float32: a unit has either (B25)."""
+    halves = _rounded(scale)
+    return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), where)
+
+
+def _rounded(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
+    """Return a palette with wider indices, and codebooks filled up with zeros, where the chip stores them so."""
+    if bits is None or weight.codebooks is None:
+        return weight
+    more = (1 << bits) - weight.codebooks.shape[1]
+    return replace(weight, bits=bits, codebooks=np.pad(weight.codebooks, ((0, 0), (0, more), (0, 0))))
+
+
+def identity(weight: KernelWeight) -> KernelWeight:
+    """Return a weight that is an identity, but for a factor per channel, as one; any other as it is."""
+    channels = weight.shape[0]
+    if weight.values.dtype != np.float16 or weight.mask is not None or channels * channels != weight.values.size:
+        return weight
+    square = weight.values.reshape(channels, channels)
+    diagonal = square.diagonal()
+    if channels > MOST_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
+        return weight
+    return replace(weight, values=np.zeros(0, np.float16), scale=diagonal.copy(), unity=True)
+
+
+def _floats(tensor: Tensor, role: str) -> Array:
+    part = tensor.parts[role]
+    return _bytes(tensor, role).view(numpy_dtype(part.type or part.dtype)).astype(np.float32)
+
+
+def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = None) -> KernelWeight:
+    shape, bits, vector = tensor.shape, params["bits"], params.get("vector_size", 1)
+    groups = list(params.get("groups", ()))
+    tensor.numpy()  # the codec's own checks of sizes and digests
+    books = groups[0] if groups else 1
+    stored = tensor.parts["codebook"].dtype
+    table = _bytes(tensor, "codebook").view({"i8": np.int8, "u8": np.uint8}[stored]) if stored in ("i8", "u8") else None
+    halves = _finite(_floats(tensor, "codebook").astype(np.float16), tensor.name) if table is None else table
+    scale = None
+    if "codebook_scales" in tensor.parts:
+        scales = np.repeat(_floats(tensor, "codebook_scales"), shape[0] // books)
+        scale = _factors(scales, tensor.name)
+    count, role = tensor.size // vector, "indices" if mask is None else "nonzeros"
+    kept = count if mask is None else int(np.count_nonzero(mask))
+    indices = unpack_lsb(_bytes(tensor, role), bits, kept)
+    if mask is not None:
+        spread = np.zeros(count, np.uint8)
+        spread[mask.reshape(-1)] = indices
+        indices = spread
+    values = indices.reshape(shape[0] // vector, -1)
+    kept_rows = None if mask is None else mask.reshape(values.shape)
+    return KernelWeight(shape, values, bits, halves.reshape(books, 1 << bits, vector), kept_rows, scale)

@@ -1,0 +1,266 @@
+"""EAGLE-3 draft heads that run: one small decoder layer over what three layers of the target take in.
+
+The computation is that of the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and of vLLM's
+``llama_eagle3.py``; ``spec/attachments.md`` has it in formulas.
+
+This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ingot.artifacts.draft_head import DraftShape, check_draft
+from ingot.core.extras import require
+from ingot.errors import FormatError
+from ingot.model.draft_head_names import IN_DRAFT, TO_TARGET
+from ingot.model.tensor import Tensor
+
+_Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What a head's tensors do not say.
+
+    Parameters
+    ----------
+    head_dim : int
+    eps : float
+        Of the norms.
+    residual_after_norm : bool
+        Whether the residual is taken behind ``hidden_norm`` (vLLM's ``norm_before_residual``).
+    features : three ints
+        The target's layers whose inputs are the features, from 0.
+    rotary : LlamaConfig
+        Of transformers: the rotary embedding.
+    activation : callable
+    """
+
+    head_dim: int
+    eps: float
+    residual_after_norm: bool
+    features: tuple[int, ...]
+    rotary: Any
+    activation: Callable[[torch.Tensor], torch.Tensor]
+
+
+def head_config(shape: DraftShape, target: Any, own: Mapping[str, Any]) -> HeadConfig:
+    """Return how a head computes: as its own ``config.json`` says, else as its target does.
+
+    Parameters
+    ----------
+    shape : DraftShape
+    target : config of transformers
+        Of the model it drafts for.
+    own : mapping
+        The head's ``config.json``; empty where none is known.
+
+    Raises
+    ------
+    FormatError
+        ``draft.heads``: widths that are no whole numbers of heads; ``draft.config``: values that transformers refuses.
+    """
+    known = dict(own) if own else target.to_dict()
+    heads = known.get("num_attention_heads")
+    head_dim = known.get("head_dim") or (
+        (shape.attention // heads if own else known["hidden_size"] // heads) if isinstance(heads, int) and heads else 0
+    )
+    if not isinstance(head_dim, int) or head_dim < 2 or shape.attention % head_dim or shape.kv % head_dim:
+        raise FormatError(
+            "draft.heads",
+            f"expected queries and keys in heads of {head_dim}, found widths {shape.attention} and {shape.kv}",
+        )
+    if (shape.attention // head_dim) % (shape.kv // head_dim):
+        raise FormatError(
+            "draft.heads",
+            f"expected whole groups of heads, found {shape.attention // head_dim} on {shape.kv // head_dim}",
+        )
+    transformers = require("transformers", "transformers")
+    fields = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+    rope = {key: known[key] for key in fields if known.get(key) is not None}
+    try:
+        rotary = transformers.LlamaConfig(hidden_size=shape.attention, num_attention_heads=1, head_dim=head_dim, **rope)
+        eps = float(known.get("rms_norm_eps", 1e-6))
+        activation = require("transformers.activations", "transformers").ACT2FN[known.get("hidden_act", "silu")]
+    except Exception as error:  # whatever a validator of a config raises
+        raise FormatError("draft.config", f"transformers refuses it: {type(error).__name__}: {error}") from error
+    named = (own.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") if own else None
+    return HeadConfig(
+        head_dim,
+        eps,
+        bool(own.get("norm_before_residual")),
+        _features(named, target.num_hidden_layers),
+        rotary,
+        activation,
+    )
+
+
+def _features(named: Any, layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs are the features: those named, else 2, the middle, and the last but two."""
+    chosen = tuple(named) if isinstance(named, list | tuple) else (2, layers // 2, layers - 3)
+    if len(chosen) != 3 or any(type(layer) is not int for layer in chosen):
+        raise FormatError("draft.config", f"expected three layers for features, found {chosen!r}")
+    return tuple(min(max(layer, 0), layers - 1) for layer in chosen)
+
+
+class DraftHead:
+    """A head beside its target: it proposes tokens, greedily, one after the other.
+
+    Parameters
+    ----------
+    tensors : mapping
+        As ``check_draft`` takes them.
+    model : a causal language model of transformers
+        The target; its embeddings are used where the head has none.
+    own : mapping, optional
+        The head's ``config.json``.
+
+    Raises
+    ------
+    FormatError
+        What ``check_draft`` and ``head_config`` raise; ``draft.target``: sizes of another target.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], model: Any, own: Mapping[str, Any] | None = None) -> None:
+        self.shape = check_draft(tensors)
+        target = model.config.get_text_config()
+        self._require_target(target)
+        self.config = head_config(self.shape, target, own or {})
+        dtype, device = model.dtype, model.device
+        self.features = self.config.features
+        self._weights = {
+            name: tensor.torch(device=device) if name in (TO_TARGET, IN_DRAFT) else tensor.torch(dtype, device)
+            for name, tensor in tensors.items()
+        }
+        table = self._weights.get("embed_tokens.weight")
+        self._embed = model.get_input_embeddings() if table is None else lambda ids: functional.embedding(ids, table)
+        llama = require("transformers.models.llama.modeling_llama", "transformers")
+        self._rotary = llama.LlamaRotaryEmbedding(self.config.rotary).to(device)
+        middle = any(name.startswith("midlayer.") for name in self._weights)
+        self._layers = [
+            _Layer(self._weights, "midlayer." if middle else f"layers.{number}.", self.config, first=not number)
+            for number in range(self.shape.layers)
+        ]
+        self.length = 0
+        self._hidden: torch.Tensor | None = None
+
+    def extend(self, features: torch.Tensor, ids: Sequence[int]) -> None:
+        """Take in what the target knows: for n positions the features [1, n, 3 t] and the token that follows each."""
+        hidden = self._linear("fc", features)
+        self._hidden = self._run(self._tokens(ids, features.device), hidden)[:, -1:]
+        self.length += len(ids)
+
+    def propose(self, count: int) -> list[int]:
+        """Return the ``count`` tokens that the head finds likeliest, each after those before it."""
+        assert self._hidden is not None
+        proposed: list[int] = []
+        hidden, kept = self._hidden, self.length
+        for step in range(count):
+            scores = self._linear("lm_head", _norm(hidden, self._weights["norm.weight"], self.config.eps))
+            token = int(scores[0, -1].argmax())
+            if self.shape.mapped:
+                token += int(self._weights[TO_TARGET][token])
+            proposed.append(token)
+            if step + 1 < count:
+                hidden = self._run(self._tokens([token], hidden.device), hidden)
+                self.length += 1
+        self._forget(self.length - kept)
+        return proposed
+
+    def _forget(self, count: int) -> None:
+        """Drop the newest positions: they were made of the head's own features."""
+        self.length -= count
+        for layer in self._layers:
+            layer.crop(self.length)
+
+    def _run(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        count = hidden.shape[1]
+        positions = torch.arange(self.length, self.length + count, device=hidden.device)[None]
+        rotation = self._rotary(hidden, positions)
+        for layer in self._layers:
+            hidden = layer(embedded, hidden, rotation)
+        return hidden
+
+    def _tokens(self, ids: Sequence[int], device: Any) -> torch.Tensor:
+        embedded: torch.Tensor = self._embed(torch.tensor([list(ids)], device=device))
+        return embedded
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _require_target(self, target: Any) -> None:
+        shape = self.shape
+        width = target.hidden_size if shape.embedded else shape.hidden
+        found = (shape.target_hidden, shape.vocab, width)
+        wanted = (target.hidden_size, target.vocab_size, target.hidden_size)
+        if found != wanted:
+            raise FormatError(
+                "draft.target",
+                f"expected a head for hidden size {wanted[0]}, vocabulary {wanted[1]} and embeddings of {wanted[2]}, "
+                f"found {found[0]}, {found[1]} and {found[2]}",
+            )
+
+
+class _Layer:
+    """A decoder layer with the keys and values of the positions behind it."""
+
+    def __init__(self, weights: _Values, start: str, config: HeadConfig, *, first: bool) -> None:
+        self._weights, self._start, self._config = weights, start, config
+        hidden = weights[f"{start}self_attn.o_proj.weight"].shape[0]
+        self._both = first or weights[f"{start}self_attn.q_proj.weight"].shape[1] == 2 * hidden
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+
+    def crop(self, length: int) -> None:
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[:, :, :length], self._values[:, :, :length]
+
+    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor, rotation: Any) -> torch.Tensor:
+        normed = self._norm("hidden_norm" if self._both else "input_layernorm", hidden)
+        residual = normed if self._both and self._config.residual_after_norm else hidden
+        taken = torch.cat((self._norm("input_layernorm", embedded), normed), -1) if self._both else normed
+        hidden = residual + self._attend(taken, rotation)
+        normed = self._norm("post_attention_layernorm", hidden)
+        gate = self._config.activation(self._linear("mlp.gate_proj", normed))
+        return hidden + self._linear("mlp.down_proj", gate * self._linear("mlp.up_proj", normed))
+
+    def _attend(self, taken: torch.Tensor, rotation: Any) -> torch.Tensor:
+        query, key, value = (self._heads(self._linear(f"self_attn.{name}_proj", taken)) for name in "qkv")
+        query, key = _rotated(query, *rotation), _rotated(key, *rotation)
+        past = 0
+        if self._keys is not None and self._values is not None:
+            past = self._keys.shape[2]
+            key, value = torch.cat((self._keys, key), 2), torch.cat((self._values, value), 2)
+        self._keys, self._values = key, value
+        count = query.shape[2]
+        mask = torch.ones(count, past + count, dtype=torch.bool, device=query.device).tril(past) if count > 1 else None
+        attended = functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+        return self._linear("self_attn.o_proj", attended.transpose(1, 2).flatten(2))
+
+    def _heads(self, values: torch.Tensor) -> torch.Tensor:
+        return values.view(*values.shape[:-1], -1, self._config.head_dim).transpose(1, 2)
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        name = f"{self._start}{name}"
+        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weights.get(f"{self._start}{name}.weight")
+        return x if weight is None else _norm(x, weight, self._config.eps)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Llama's: the root mean square in f32, rounded before the weight is applied."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]

@@ -1,0 +1,184 @@
+"""Caches of transformers with packed keys and values, and models that use them by themselves (``spec/kv-cache.md``).
+
+This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ingot.errors import UnsupportedError, UsageError
+from ingot.ext.serving.kv_attention import NAME, register
+from ingot.ext.serving.kv_layer import PackedLayer
+from ingot.runtime.loading.kv_options import KvCache, KvUse
+from ingot.runtime.loading.kv_options import kv_cache as read_settings
+
+_SETTINGS = "ingot_kv_cache"
+
+
+class PackedCache(DynamicCache):
+    """A cache for a model of this config, whose layers of attention hold packed blocks.
+
+    Layers of other kinds (states), and windows too short for blocks, are transformers' own.
+
+    Raises
+    ------
+    UnsupportedError
+        ``kv.model``: no layer that can be packed.
+    """
+
+    def __init__(self, config: Any, settings: KvCache) -> None:
+        super().__init__(config=config)
+        self.settings = settings
+        self.layers = [_layer(layer, settings, f"layer {index}") for index, layer in enumerate(self.layers)]
+        if not any(isinstance(layer, PackedLayer) for layer in self.layers):
+            raise UnsupportedError(
+                "expected a model with layers of attention whose keys and values can be packed, found none: use the "
+                "full cache",
+                rule="kv.model",
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is held."""
+        return sum(_nbytes(layer) for layer in self.layers)
+
+    def use(self) -> KvUse:
+        """Return what the cache takes, of all sequences, beside the full cache."""
+        full = sum(layer.full_nbytes if isinstance(layer, PackedLayer) else _nbytes(layer) for layer in self.layers)
+        first = next(layer for layer in self.layers if isinstance(layer, PackedLayer))
+        tokens = first.get_seq_length()
+        count = max(1, tokens * (len(first.keys) if first.is_initialized else 1))
+        return KvUse(self.settings.text(), tokens, self.nbytes, full, self.nbytes / count, full / count)
+
+
+def _layer(layer: Any, settings: KvCache, where: str) -> Any:
+    if type(layer) is DynamicLayer:
+        return PackedLayer(settings, where)
+    if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= settings.latest + 2 * settings.tokens:
+        return PackedLayer(settings, where, layer.sliding_window)
+    return layer
+
+
+def _nbytes(layer: Any) -> int:
+    if isinstance(layer, PackedLayer):
+        return layer.nbytes
+    held: list[Any] = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    for states in (value for value in vars(layer).values() if isinstance(value, dict)):
+        held += [value for value in states.values() if isinstance(value, torch.Tensor)]
+    return sum(int(states.nbytes) for states in held)
+
+
+def make_cache(model: Any, settings: KvCache) -> PackedCache:
+    """Return an empty cache for ``model``."""
+    return PackedCache(model.config.get_text_config(decoder=True), settings)
+
+
+def install(model: Any, settings: KvCache) -> None:
+    """Have ``model`` make such caches wherever it would make its own, and attend to their blocks as they lie.
+
+    Raises
+    ------
+    UnsupportedError
+        ``kv.model``: a model without a cache, with an encoder or not on the CPU; ``kv.evict``: one whose attention
+        cannot be asked which tokens to keep.
+    """
+    if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False) or model.device.type != "cpu":
+        raise UnsupportedError(
+            f"expected a model that generates text by a decoder alone, on the CPU, to cache packed keys and values of, "
+            f"found {type(model).__name__} on {model.device}",
+            rule="kv.model",
+        )
+    make_cache(model, settings)  # refuses a model that has nothing to pack
+    config = model.config.get_text_config(decoder=True)
+    if config._attn_implementation == "sdpa":
+        register()
+        config._attn_implementation = NAME
+    elif settings.evict is not None and config._attn_implementation != NAME:
+        raise UnsupportedError(
+            f"expected a model with torch's attention (sdpa) to evict tokens from the cache of, found "
+            f"{config._attn_implementation}: use a cache without evict",
+            rule="kv.evict",
+        )
+    if settings_of(model) is None:
+        model.register_forward_pre_hook(_supply, with_kwargs=True)
+    setattr(model, _SETTINGS, settings)
+    model._prepare_cache_for_generation = MethodType(_prepare, model)
+
+
+def use_kv_cache(model: Any, kv_cache: Any = "int4") -> Any:
+    """Have a model of transformers cache keys and values in packed blocks; return it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A language model on the CPU, of whatever weights.
+    kv_cache : str, mapping or KvCache
+        As of ``ingot.load_model``.
+
+    Raises
+    ------
+    UsageError
+        ``kv.option``.
+    UnsupportedError
+        ``kv.model``, ``kv.evict``.
+    """
+    settings = read_settings(kv_cache)
+    if settings is None:
+        raise UsageError("expected a kind of KV cache, found None", rule="kv.option")
+    install(model, settings)
+    return model
+
+
+def settings_of(model: Any) -> KvCache | None:
+    """Return how the caches are that ``model`` makes by itself; None where they are transformers'."""
+    found: KvCache | None = getattr(model, _SETTINGS, None)
+    return found
+
+
+def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Stand for ``_prepare_cache_for_generation`` of transformers' models."""
+    own = generation_config.cache_implementation in (None, "dynamic")
+    if own and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        model_kwargs["past_key_values"] = make_cache(self, getattr(self, _SETTINGS))
+        return None
+    return type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs)
+
+
+def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Give a pass that would make a cache of transformers' one of ours."""
+    wanted = kwargs.get("use_cache")
+    wanted = getattr(model.config, "use_cache", True) if wanted is None else wanted
+    if len(args) > 1 or not wanted or model.training or kwargs.get("past_key_values") is not None:
+        return None
+    return args, kwargs | {"past_key_values": make_cache(model, getattr(model, _SETTINGS))}
+
+
+def read_in_steps(model: Any, batch: Any) -> tuple[Any, PackedCache]:
+    """Return logits for tokens [sequences, tokens] as they are when each token is read alone, and the cache.
+
+    A few tokens go through the model together: no more than are packed together, so that each finds in blocks what it
+    would find there as the only one.
+    """
+    settings = settings_of(model)
+    assert settings is not None
+    cache = make_cache(model, settings)
+    starts = [*([0] if settings.sinks else []), *range(settings.sinks, batch.shape[1], settings.step)]
+    logits = [
+        model(input_ids=batch[:, start:stop], past_key_values=cache, use_cache=True).logits
+        for start, stop in zip(starts, [*starts[1:], batch.shape[1]], strict=True)
+    ]
+    return torch.cat(logits, dim=1), cache
+
+
+class PackedCaching:
+    """The packed KV caches of this module, registered in the group ``ingot.kv_caches``."""
+
+    install = staticmethod(install)
+    use_kv_cache = staticmethod(use_kv_cache)
+    settings_of = staticmethod(settings_of)
+    read_in_steps = staticmethod(read_in_steps)

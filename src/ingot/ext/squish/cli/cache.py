@@ -1,0 +1,92 @@
+"""``ingot cache``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
+from ingot.ext.squish.tiers.options import BuildOptions
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot cache status ./model-squish\n\n"
+    "  ingot cache build ./model-squish --tier bf16\n\n"
+    "  ingot cache build ./model-squish --tier 4bit --max-ram 2GiB\n\n"
+    "  ingot cache build ./model-squish --tier 3bit --gate heldout.txt --max-rise 0.02\n\n"
+    "  ingot cache drop ./model-squish --tier finalized"
+)
+Folder = Annotated[str, typer.Argument(help="Squish directory: manifest.json and tensors/.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(help="The prepared forms (tiers) of a Squish directory.", no_args_is_help=True, epilog=EPILOG)
+    group.command("status")(status)
+    group.command("build")(derived(build))
+    group.command("drop")(drop)
+    app.add_typer(group, name="cache")
+
+
+def status(path: Folder, json: Json = False) -> None:
+    """Show which tiers are there, which of them can be trusted, and what would be loaded."""
+    from ingot.errors import UsageError
+    from ingot.ext.squish.tiers.choose import choose
+    from ingot.ext.squish.tiers.status import status as status_of
+    from ingot.ext.squish.tiers.status import status_report
+
+    tiers = status_of(path)
+    chosen: dict[str, dict[str, object] | None] = {}
+    for title, runtime, packed in (("torch", "torch", False), ("torch, packed", "torch", True), ("mlx", "mlx", False)):
+        try:
+            chosen[title] = choose(path, runtime, keep_packed=packed).report()
+        except UsageError:
+            chosen[title] = None
+    render(status_report(path, tiers, chosen), json=json)
+
+
+def build(
+    options: BuildOptions,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="Text to measure a 4bit or 3bit tier on before it counts; 3bit has one of Ingot's by default."
+        ),
+    ] = None,
+    max_rise: Annotated[float, typer.Option(help="Of a gate: by which share the perplexity may rise.")] = 0.02,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Build a tier from the tensors; its sentinel is written last.
+
+    A tier that is complete and whose tensors did not change is left as it is. A gate, which needs the extra
+    transformers, gives tensors that lose most more bits until the model passes; where none does, the tier is removed.
+    """
+    from ingot.ext.squish.tiers.build import build as build_tier
+    from ingot.ext.squish.tiers.status import is_built
+
+    by_default = options.tier == "3bit" and not options.ungated
+    if gate is not None or (by_default and (options.force or not is_built(options.path, "3bit"))):
+        from ingot.ext.squish.gate import TEXT, PerplexityGate
+
+        measured = PerplexityGate(options.path, gate or TEXT, max_rise, max_ram=options.max_ram)
+        options = replace(options, gate=measured)
+    with progress_bar(f"building {options.tier}", quiet=quiet or json) as progress:
+        report = build_tier(replace(options, progress=progress))
+    render(report.report(), json=json, quiet=quiet)
+
+
+def drop(
+    path: Folder,
+    tier: Annotated[str | None, typer.Option(help="bf16, finalized, 4bit or 3bit; default: all of them.")] = None,
+    json: Json = False,
+) -> None:
+    """Remove built tiers; the tensors they were built from stay."""
+    from ingot.ext.squish.tiers.build import drop as drop_tiers
+    from ingot.ext.squish.tiers.status import dropped_report
+
+    render(dropped_report(path, drop_tiers(path, tier)), json=json)

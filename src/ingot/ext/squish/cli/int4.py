@@ -1,0 +1,36 @@
+"""``ingot int4``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from ingot.cli.derive import derived
+from ingot.cli.output import Json, Quiet, progress_bar
+from ingot.cli.render import render
+from ingot.ext.squish.tiers.options import Int4Options
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot int4 ./model-squish\n\n"
+    "  ingot int4 ./model-squish --form q4 --group 128 --scales f16\n\n"
+    "  ingot int4 ./model-squish --drop-int8 --json"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("int4", epilog=EPILOG)(derived(command))
+
+
+def command(options: Int4Options, quiet: Quiet = False, json: Json = False) -> None:
+    """Add four-bit forms to a Squish directory of eight bits, in place.
+
+    They count once all are on the disk: until then, and after a kill, the directory is what it was.
+    """
+    from ingot.ext.squish.tiers.int4 import add_int4
+
+    with progress_bar("int4", quiet=quiet or json) as progress:
+        report = add_int4(replace(options, progress=progress))
+    render(report.report(), json=json, quiet=quiet)

@@ -1,0 +1,54 @@
+"""Models of Squish directories under the name that squish's document has for it (Squish Architecture, section 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.core.border import bordered
+from ingot.runtime.loading import mlx_load, transformers
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.model_source import AnyPath
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
+
+
+@bordered
+def load_compressed_model(
+    compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
+) -> Any:
+    """Load the best tier of a Squish directory; the first load saves the one that later loads take.
+
+    Parameters
+    ----------
+    compressed_dir : path
+        The directory; anything else that ``load_model`` takes will do.
+    model_dir : path, optional
+        The folder of config.json and the tokenizer; by default the directory itself.
+    return_stats : bool
+        Whether to return a ``LoadReport`` too.
+    **options :
+        For ``ingot.load_model``.
+
+    Returns
+    -------
+    model, tokenizer or model, tokenizer, LoadReport
+
+    Raises
+    ------
+    IngotError
+        As ``load_model``; ``FormatError`` ``model.tokenizer``.
+    """
+    reports: list[LoadReport] = []
+    model = transformers.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
+    tokenizer = load_tokenizer(compressed_dir if model_dir is None else model_dir)
+    return (model, tokenizer, reports[0]) if return_stats else (model, tokenizer)
+
+
+@bordered
+def load_compressed_mlx(
+    compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
+) -> Any:
+    """Load the best tier for MLX; parameters, results and errors as of ``load_compressed_model``, with the options of
+    ``ingot.mlx.load_model``."""
+    reports: list[LoadReport] = []
+    loaded = mlx_load.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
+    return (*loaded, reports[0]) if return_stats else loaded

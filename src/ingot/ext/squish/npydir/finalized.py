@@ -1,0 +1,194 @@
+"""A folder of ``.npy`` files, one dense array per tensor: squish's finalized cache (Squish Architecture, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.errors import FormatError, IntegrityError, UnsupportedError
+from ingot.ext.squish.npydir import npy
+from ingot.ext.squish.npydir.array_file import ArrayFile
+from ingot.ext.squish.npydir.arrays import open_array
+from ingot.ext.squish.npydir.names import ARRAYS_READY, MANIFEST, refuses_name
+from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
+from ingot.formats.shared.order import Order
+from ingot.model.artifact import Artifact
+from ingot.model.bytesource import Buffer, Target
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.part import Part
+from ingot.model.spec import TensorSpec
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+SUFFIX = ".npy"
+
+
+class NpyFormat(Format):
+    """Dense tensors as ``{name}.npy``; a name with squish's underscores in place of dots is read too."""
+
+    name = "npy"
+    suffixes: tuple[str, ...] = ()
+    summary = "a folder of dense .npy files, one per tensor: squish's finalized cache"
+    traits = FormatTraits(
+        folder=True,
+    )
+
+    def claims(self, name: str, head: bytes) -> bool:
+        """Never: one array alone is no checkpoint."""
+        return False
+
+    def entry(self, names: Sequence[str]) -> str | None:
+        """The first array, where arrays lie in the folder itself and no manifest speaks for them."""
+        return None if MANIFEST in names else next(iter(sorted(_arrays(names))), None)
+
+    def has_sentinel(self, store: Store) -> bool:
+        """Whether squish's sentinel ``.ready`` is there."""
+        return store.exists(ARRAYS_READY)
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Why a folder of arrays cannot carry the tensor; None if it can."""
+        if spec.codec != DenseLayout.codec:
+            return f"a .npy file holds values as they are, found codec {spec.codec}"
+        if any(part.encoding != "raw" for part in spec.parts):
+            return "a .npy file is not compressed"
+        if spec.dtype not in npy.CODE_OF:
+            return f".npy has no name for {spec.dtype}; known are {', '.join(npy.CODE_OF)}"
+        if not spec.name or spec.name.startswith("."):
+            return f"a file that begins with a dot is hidden, and no tensor: {spec.name[:80]!r}"
+        return refuses_name(spec.name)
+
+    def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
+        """Any order will do; raises ``UnsupportedError`` ``npydir.collision`` for names that would not come back."""
+        files = [spec.name + SUFFIX for spec in specs]
+        for spec, back in zip(specs, _tensor_names(files), strict=True):
+            if spec.name != back:
+                raise UnsupportedError(
+                    f"without a dot in any name, {spec.name!r} would be read back as {back!r}: choose another format",
+                    rule="npydir.collision",
+                    where=spec.name,
+                )
+        return range(len(specs))
+
+    def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
+        """Check the header of every array in the folder of ``name``; there are no digests to verify.
+
+        Raises ``FormatError`` with the rules of spec/npydir.md; ``npydir.link``; ``npydir.manifest-collision``.
+        """
+        folder = name.rpartition("/")[0]
+        listing = store.list(folder)
+        files, leading = _arrays(listing.files), _arrays(listing.outside)
+        if leading:
+            raise FormatError("npydir.link", "expected files in this folder, found a link out of it", where=leading[0])
+        tensors, headers, sources = {}, {}, []
+        try:
+            for key, file in zip(_tensor_names(files), (f"{folder}/{file}".lstrip("/") for file in files), strict=True):
+                array = open_array(store, file)
+                headers[file] = array.head
+                sources.append(array.source)
+                header = array.header
+                row = DTYPES[header.dtype]
+                part = Part(
+                    row.storage,
+                    header.nbytes,
+                    array.source,
+                    header.offset,
+                    type=None if row.is_storage else row.name,
+                    where=f"{file}: data",
+                )
+                tensors[key] = Tensor(key, header.shape, header.dtype, DenseLayout.codec, {DATA: part})
+        except BaseException:
+            for source in sources:
+                source.close()
+            raise
+        if len(tensors) != len(files):
+            raise FormatError("npydir.manifest-collision", "expected one file per tensor, found two", where=files[0])
+        return Catalog(tensors, headers=headers, sources=tuple(sources))
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays have no place for metadata."""
+        return {}
+
+    def file_name(self, stem: str) -> str:
+        """An array's name."""
+        return stem + SUFFIX
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Exact bytes of all files."""
+        return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in artifact.tensors)
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
+        """Start writing; raises ``UnsupportedError`` ``npydir.carry`` for what ``refuses`` names."""
+        for spec in artifact.tensors:
+            reason = self.refuses(spec)
+            if reason is not None:
+                raise UnsupportedError(reason, rule="npydir.carry", where=spec.name)
+        return NpyWriter(target, artifact.tensors)
+
+
+class NpyWriter(FormatWriter):
+    """A ``FormatWriter`` of one file per tensor."""
+
+    def __init__(self, target: Target, specs: Sequence[TensorSpec]) -> None:
+        self._target, self._order = target, Order(specs)
+        self._done: list[str] = []
+        self._open: ArrayFile | None = None
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs."""
+        self._order.begin(spec)
+        path = spec.name + SUFFIX
+        self._open = ArrayFile(self._target.create(path), path, spec.dtype, spec.shape)
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append values."""
+        self._order.write(role, memoryview(data).nbytes)
+        assert self._open is not None
+        self._open.write(data)
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; its record has ``name`` and ``blobs``."""
+        name = self._order.end().name
+        assert self._open is not None
+        blob, self._open = self._open.close(), None
+        self._done.append(blob[0])
+        return {"name": name, "blobs": [blob]}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote."""
+        spec = self._order.expect(record["name"])
+        path = spec.name + SUFFIX
+        wanted = [path, len(npy.encode(spec.dtype, spec.shape)), _nbytes(spec)]
+        if [list(blob)[:3] for blob in record["blobs"]] != [wanted]:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the files out differently: start anew", where=spec.name
+            )
+        self._order.restored(spec.name)
+        self._done.append(path)
+
+    def finish(self) -> list[str]:
+        """Return all names."""
+        self._order.finish()
+        return list(self._done)
+
+    def abort(self) -> None:
+        """Close the file that is open as it is."""
+        if self._open is not None:
+            self._open.abort()
+            self._open = None
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return prod(spec.shape) * DTYPES[spec.dtype].bits // 8
+
+
+def _arrays(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+
+
+def _tensor_names(files: Sequence[str]) -> list[str]:
+    """Return what tensors the files are of: squish's code writes ``a__b.npy`` where the document has ``a.b.npy``."""
+    stems = [name.removesuffix(SUFFIX) for name in files]
+    safe = any("__" in stem for stem in stems) and not any("." in stem for stem in stems)
+    return [stem.replace("__", ".") for stem in stems] if safe else stems

@@ -1,0 +1,340 @@
+"""From the arrays of a tensor to its codec, parameters and parts; and which of several forms is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.retype import HOLDERS
+from ingot.errors import FormatError, UnsupportedError
+from ingot.ext.squish.npydir.arrays import Array
+from ingot.ext.squish.npydir.arrays import Group as Arrayed
+from ingot.ext.squish.npydir.carry import FLAT_GROUP, LEGACY_ZERO, SCALE, SHORT_SCALES
+from ingot.ext.squish.npydir.narrowed import NarrowedSource
+from ingot.ext.squish.npydir.sidecar import Entry
+from ingot.model.layouts.affine import (
+    CODES,
+    FLAT_LSB,
+    NO_ZERO,
+    OFFSETS,
+    POINTS,
+    ROLES,
+    ROW,
+    ROWS_LSB,
+    AffineLayout,
+    Grid,
+    Group,
+    Zero,
+)
+from ingot.model.layouts.base import Layout, Shape, matrix_shape
+from ingot.model.layouts.corrected import LEFT, RIGHT, CorrectedLayout
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, NF4, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import SCALES as CODEBOOK_SCALES
+from ingot.model.part import Part, memory_part
+from ingot.model.tensor import Array as Values
+from ingot.model.tensor import Tensor
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a form's arrays are: the original's shape, how they are to be read, and by role the type and suffix of
+    each part. ``lengths`` are bytes of parts that are shorter than their arrays, ``tables`` parts that no array has."""
+
+    shape: Shape
+    layout: Layout
+    parts: Mapping[str, tuple[str, str]]
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, tuple[str, Values]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to store a tensor: the suffixes of its arrays, the first of which tells that it is there.
+
+    ``make`` gets the arrays, the original's shape where it is stated, where they lie, and the element type; None for
+    values as they are.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    bits: int
+    make: Callable[[Arrays, Shape | None, str, str], Stored] | None = None
+
+    def in_group(self, group: Arrayed) -> bool:
+        return self.suffixes[0] in group.paths
+
+
+def choose(group: Arrayed, *, int4_ready: bool) -> Form | None:
+    """Return the form that is read, in squish's order; None if there is none.
+
+    Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete.
+    """
+    for form in FORMS:
+        unfinished = form.name in ("q4a", "q4") and "q" in group.paths and not int4_ready
+        # As squish's reader does: indices without scales are no form where another is there.
+        torn = (
+            form.name == "nf4" and any(suffix not in group.paths for suffix in form.suffixes) and len(group.paths) > 1
+        )
+        if form.in_group(group) and not unfinished and not torn:
+            return form
+    return None
+
+
+def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify: bool) -> Tensor:
+    """Build the tensor.
+
+    Raises
+    ------
+    FormatError
+        ``npydir.array-dtype``, ``npydir.array-shape``, ``npydir.shape``, ``npydir.sidecar-dtype``.
+    UnsupportedError
+        ``npydir.form``: three-bit codes in another layout.
+    """
+    where = arrays[form.suffixes[0]].name
+    if form.make is None:
+        return _passthrough(name, arrays["pt"], entry, verify)
+    dtype = entry.dtype if entry is not None else "f32"
+    if dtype not in FLOATS:
+        raise FormatError("npydir.sidecar-dtype", f"expected {', '.join(FLOATS)}, found {dtype}", where=where)
+    stated = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
+    stored = form.make(arrays, stated, where, dtype)
+    parts = {
+        role: _part(arrays[suffix], kind, _digest(entry, suffix), verify, length=stored.lengths.get(role))
+        for role, (kind, suffix) in stored.parts.items()
+    }
+    parts.update({role: memory_part(table, kind) for role, (kind, table) in stored.tables.items()})
+    return Tensor(name, stored.shape, dtype, stored.layout.codec, parts, stored.layout.attributes())
+
+
+def _digest(entry: Entry | None, suffix: str) -> str | None:
+    return None if entry is None else entry.digests.get(suffix)
+
+
+def _part(
+    array: Array,
+    dtype: str,
+    digest: str | None,
+    verify: bool,
+    type: str | None = None,
+    length: int | None = None,
+) -> Part:
+    header = array.header
+    return Part(
+        dtype=dtype,
+        length=header.nbytes if length is None else length,
+        source=array.source,
+        offset=header.offset,
+        type=type,
+        digest=digest,
+        where=array.name,
+        verify=verify,
+    )
+
+
+def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> Tensor:
+    stored, shape = array.header.dtype, array.header.shape
+    dtype = stored if entry is None else entry.dtype
+    row = DTYPES[dtype]
+    type = None if row.is_storage else dtype
+    if dtype == stored:
+        part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
+        return Tensor(name, shape, dtype, DenseLayout.codec, {DATA: part})
+    if stored not in HOLDERS.get(dtype, ()):
+        raise FormatError(
+            "npydir.sidecar-dtype",
+            f"expected values that {stored} holds, found {dtype} in ingot.json",
+            where=array.name,
+        )
+    source = NarrowedSource(array.source, array.header.offset, prod(shape), (stored, dtype), array.name)
+    part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
+    part = replace(part, source=source, offset=0, length=source.size, occupies=array.header.nbytes)
+    return Tensor(name, shape, dtype, DenseLayout.codec, {DATA: part})
+
+
+def _original_shape(array: Array, digest: str | None, verify: bool) -> tuple[int, ...]:
+    header = array.header
+    if header.dtype != "i64" or len(header.shape) != 1 or header.shape[0] > MAX_RANK:
+        raise FormatError(
+            "npydir.shape",
+            f"expected up to {MAX_RANK} sizes of type i64, found {header.dtype} of shape {list(header.shape)}",
+            where=array.name,
+        )
+    values = _part(replace(array, source=array.near), "i64", digest, verify).view()
+    shape = tuple(int(size) for size in np.frombuffer(values, "<i8"))
+    if min(shape, default=0) < 0:
+        raise FormatError("npydir.shape", f"expected sizes from 0, found {list(shape)}", where=array.name)
+    element_count(shape, "npydir.shape", array.name)
+    return shape
+
+
+def _expect(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim: int = 2) -> tuple[int, ...]:
+    header = array.header
+    if header.dtype != dtype:
+        raise FormatError("npydir.array-dtype", f"expected {dtype}, found {header.dtype}", where=array.name)
+    wrong = len(header.shape) != ndim or 0 in header.shape if shape is None else header.shape != shape
+    if wrong:
+        expected = f"shape {list(shape)}" if shape is not None else f"{ndim} dimensions and no size 0"
+        raise FormatError("npydir.array-shape", f"expected {expected}, found {list(header.shape)}", where=array.name)
+    return header.shape
+
+
+def _affine(
+    stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout, where: str, suffixes: tuple[str, ...]
+) -> Stored:
+    """Return the tensor, and the layout with how codes are cut where that is not by the last dimension."""
+    shape = _shape(stated, matrix, where)
+    cut = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
+    types = ("u8", layout.scales, layout.scales)
+    roles = ROLES if layout.zeros else ROLES[:2]
+    return Stored(shape, cut, dict(zip(roles, zip(types, suffixes, strict=False), strict=False)))
+
+
+def _shape(stated: Shape | None, matrix: tuple[int, int], where: str) -> Shape:
+    shape = stated if stated is not None else matrix
+    if prod(shape) != prod(matrix):
+        raise FormatError(
+            "npydir.shape", f"expected a shape of {matrix[0]} x {matrix[1]} elements, found {list(shape)}", where=where
+        )
+    return shape
+
+
+def _scales(array: Array, known: tuple[str, ...]) -> str:
+    """Return the type of scales, one of ``known``."""
+    if array.header.dtype not in known:
+        wanted = " or ".join(known)
+        raise FormatError("npydir.array-dtype", f"expected {wanted}, found {array.header.dtype}", where=array.name)
+    return array.header.dtype
+
+
+def _grid(array: Array, rows: int, cols: int) -> Grid:
+    """Return what shares a scale: a row, or a group of columns whose size follows from their number."""
+    shape = array.header.shape
+    if shape in ((rows,), (rows, 1)):
+        return ROW
+    if len(shape) != 2 or shape[0] != rows or not shape[1] or cols % shape[1]:
+        raise FormatError(
+            "npydir.array-shape",
+            f"expected [{rows}] or [{rows}, groups] with groups of one size in {cols} columns, found {list(shape)}",
+            where=array.name,
+        )
+    return Group(cols // shape[1])
+
+
+def _int8(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    rows, cols = _expect(arrays["q"], "i8")
+    scales = _scales(arrays["s"], (SCALE,))
+    layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, dtype, scales)
+    return _affine(stated, (rows, cols), layout, where, ("q", "s"))
+
+
+def _int4_offset(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    stored = _nibbles(arrays, stated, (where, dtype), ("q4a", "s4a", "z4a"), OFFSETS)
+    _expect(arrays["z4a"], arrays["s4a"].header.dtype, arrays["s4a"].header.shape)
+    return stored
+
+
+def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    return _nibbles(arrays, stated, (where, dtype), ("q4", "s4"), LEGACY_ZERO)
+
+
+def _nibbles(
+    arrays: Arrays, stated: Shape | None, known: tuple[str, str], suffixes: tuple[str, ...], zero: Zero
+) -> Stored:
+    where, dtype = known
+    rows, half = _expect(arrays[suffixes[0]], "u8")
+    scales = arrays[suffixes[1]]
+    types = _scales(scales, SHORT_SCALES)
+    layout = AffineLayout(4, _grid(scales, rows, 2 * half), ROWS_LSB, False, zero, dtype, types)
+    return _affine(stated, (rows, 2 * half), layout, where, suffixes)
+
+
+def _nf4(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    rows, half = _expect(arrays["nf4"], "u8")
+    matrix = (rows, 2 * half)
+    _scales(arrays["s_nf4"], (SCALE,))
+    grid = _grid(arrays["s_nf4"], *matrix)
+    shape = _shape(stated, matrix, where)
+    if matrix_shape(shape) != matrix:
+        raise FormatError(
+            "npydir.shape", f"expected a shape of {matrix[0]} rows of {matrix[1]}, found {list(shape)}", where=where
+        )
+    layout = ScaledCodebookLayout(4, grid if isinstance(grid, Group) else ROW, dtype, "f32", SCALE)
+    parts = {INDICES: ("u8", "nf4"), CODEBOOK_SCALES: (SCALE, "s_nf4")}
+    return Stored(shape, layout, parts, tables={CODEBOOK: ("f32", np.array(NF4, np.float32))})
+
+
+def _int3(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    """Three bits as MiLo packs them: the row-major codes eight in three bytes, a scale and a zero point per run."""
+    if len(arrays["q3"].header.shape) == 2:
+        raise UnsupportedError(
+            "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that do "
+            "not agree; convert the original again",
+            rule="npydir.form",
+            where=where,
+        )
+    shape = stated or ()
+    size, runs = prod(shape), prod(arrays["s3"].header.shape)
+    run = _run_length(size, runs)
+    if run is None:
+        raise FormatError(
+            "npydir.array-shape",
+            f"expected elements in {runs} runs of one length, {FLAT_GROUP} or another power of two, found "
+            f"{list(shape)}",
+            where=where,
+        )
+    flat = arrays["s3"].header.shape == (runs, 1)
+    for suffix in ("s3", "z3"):
+        _expect(arrays[suffix], SCALE, (runs, 1) if flat else (runs,))
+    _expect(arrays["q3"], "u8", (-(-size // 8) * 3,))
+    whole = size % run == 0
+    matrix = (runs, run) if whole else (1, size)
+    grid: Grid = ROW if whole else Group(run)
+    layout = AffineLayout(3, grid, ROWS_LSB if whole and run % 8 == 0 else FLAT_LSB, False, POINTS, dtype, SCALE)
+    stored = _affine(shape, matrix, layout, where, ("q3", "s3", "z3"))
+    return replace(stored, lengths={CODES: -(-size * 3 // 8)})
+
+
+def _run_length(size: int, runs: int) -> int | None:
+    """Return how many elements share a scale where ``runs`` of them cover ``size``; None where that is not known."""
+    if not size or not runs:
+        return None
+    fitting = [run for run in (FLAT_GROUP, *(1 << power for power in range(2, 21))) if -(-size // run) == runs]
+    if fitting:
+        return fitting[0]
+    least = -(-size // runs)
+    return least if -(-size // least) == runs and -(-size // (least + 1)) != runs else None
+
+
+def _milo(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
+    """Three bits and the two factors of what they lose."""
+    inner = _int3(arrays, stated, where, dtype)
+    rows, cols = matrix_shape(inner.shape)
+    rank = _expect(arrays["lra"], SCALE)[1]
+    if rank > min(rows, cols):
+        expected = f"a rank of at most {min(rows, cols)}, as rows and columns allow"
+        raise FormatError("npydir.array-shape", f"expected {expected}, found {rank}", where=arrays["lra"].name)
+    _expect(arrays["lra"], SCALE, (rows, rank))
+    _expect(arrays["lrb"], SCALE, (rank, cols))
+    parts = {**inner.parts, LEFT: (SCALE, "lra"), RIGHT: (SCALE, "lrb")}
+    return Stored(inner.shape, CorrectedLayout(inner.layout, rank, dtype), parts, inner.lengths)
+
+
+FORMS = (
+    Form("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
+    Form("q4", ("q4", "s4"), 4, _int4_legacy),
+    Form("milo", ("lra", "lrb", "q3", "s3", "z3"), 3, _milo),
+    Form("q3", ("q3", "s3", "z3"), 3, _int3),
+    Form("nf4", ("nf4", "s_nf4"), 4, _nf4),
+    Form("pt", ("pt",), 0),
+    Form("q", ("q", "s"), 8, _int8),
+)
+"""In the order in which they are preferred."""

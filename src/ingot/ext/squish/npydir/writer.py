@@ -1,0 +1,247 @@
+"""Writing a Squish directory: a file per array, then the manifest, ``ingot.json`` and the sentinels."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.core.bytes import checksums
+from ingot.core.numeric.dtypes import DTYPES, from_file
+from ingot.core.numeric.retype import narrow
+from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from ingot.ext.squish.npydir import npy
+from ingot.ext.squish.npydir.array_file import ArrayFile
+from ingot.ext.squish.npydir.carry import ArraySpec, arrays_of
+from ingot.ext.squish.npydir.names import (
+    INT4_READY,
+    MANIFEST,
+    READY,
+    SIDECAR,
+    encode_manifest,
+    file_of,
+    require_distinct,
+    safe_key,
+)
+from ingot.ext.squish.npydir.sidecar import Entry, Sidecar
+from ingot.ext.squish.npydir.sidecar import encode as encode_sidecar
+from ingot.formats.base import FormatWriter, WriteOptions
+from ingot.formats.shared.order import Order
+from ingot.model.bytesource import Buffer, Target
+from ingot.model.spec import TensorSpec
+
+_INT4 = ("q4", "q4a")
+
+
+class _OwnBytes:
+    """Digest of values in the tensor's own type while they are written in a wider one."""
+
+    def __init__(self, digest: str, stored: str, dtype: str) -> None:
+        self._hasher, self._stored, self._dtype = checksums.hasher(digest), stored, dtype
+        self._rest = b""
+
+    def update(self, data: Buffer, /) -> None:
+        if self._stored == self._dtype:
+            self._hasher.update(data)
+            return
+        whole = self._rest + bytes(data)
+        end = len(whole) - len(whole) % (DTYPES[self._stored].bits // 8)
+        self._rest = whole[end:]
+        values = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
+        if values is None:
+            raise UsageError(f"expected values that {self._dtype} holds, found others", rule="npydir.narrowed")
+        self._hasher.update(values.view(np.uint8).data)
+
+    def text(self) -> str:
+        return self._hasher.text()
+
+
+@dataclass(slots=True)
+class _Array:
+    """A file being written, and the digest that ``ingot.json`` will have of its values."""
+
+    file: ArrayFile
+    digest: _OwnBytes | None
+
+    def write(self, data: Buffer) -> None:
+        self.file.write(data)
+        if self.digest is not None and memoryview(data).nbytes:
+            self.digest.update(memoryview(data).cast("B"))
+
+
+class NpydirWriter(FormatWriter):
+    """A ``FormatWriter`` of Squish directories."""
+
+    shapes_too = True
+    """Whether quantized tensors get a file of their own shape."""
+
+    def __init__(
+        self, target: Target, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
+    ) -> None:
+        self._target, self._metadata, self._digest = target, dict(metadata), options.digest
+        self._arrays = checked_arrays(specs)
+        self._order = Order(specs)
+        self._dtypes = {spec.name: spec.dtype for spec in specs}
+        self._shapes = {spec.name: spec.shape for spec in specs}
+        self._entries: dict[str, Entry] = {}
+        self._open: dict[str, _Array] = {}
+        self._files: list[str] = []
+
+    def _key(self, name: str) -> str:
+        """Return what a tensor's files are named after."""
+        return safe_key(name)
+
+    def begin(self, spec: TensorSpec) -> None:
+        """Start the next tensor of the specs; its files are created now."""
+        self._order.begin(spec)
+        key, dtype = self._key(spec.name), self._dtypes[spec.name]
+        for array in self._arrays[spec.name]:
+            path = file_of(key, array.suffix)
+            file = ArrayFile(self._target.create(path), path, array.dtype, array.shape)
+            own = dtype if array.role == "data" else array.dtype
+            self._open[array.role] = _Array(file, _OwnBytes(self._digest, array.dtype, own) if self._digest else None)
+
+    def write(self, role: str, data: Buffer) -> None:
+        """Append to a part's bytes."""
+        self._order.write(role, memoryview(data).nbytes)
+        self._open[role].write(data)
+
+    def end(self) -> dict[str, Any]:
+        """Close the tensor; its record has ``name``, ``blobs`` in the parts' order, and the values' ``digests``."""
+        name = self._order.end().name
+        blobs = [opened.file.close() for opened in self._open.values()]
+        texts = [opened.digest.text() if opened.digest else None for opened in self._open.values()]
+        digests = {array.suffix: text for array, text in zip(self._arrays[name], texts, strict=True)}
+        self._open = {}
+        self._accept(name, digests)
+        return {"name": name, "blobs": blobs, "digests": digests}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        name = self._order.expect(record["name"]).name
+        key = self._key(name)
+        wanted = [
+            [file_of(key, array.suffix), len(npy.encode(array.dtype, array.shape))] for array in self._arrays[name]
+        ]
+        if [list(blob)[:2] for blob in record["blobs"]] != wanted or "digests" not in record:
+            raise IntegrityError(
+                "writer.record", "the earlier run laid the files out differently: start anew", where=name
+            )
+        self._order.restored(name)
+        self._accept(name, dict(record["digests"]))
+
+    def finish(self) -> list[str]:
+        """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all names."""
+        self._order.finish()
+        manifest = encode_manifest(list(self._arrays))
+        self._small(MANIFEST, manifest)
+        self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
+        for name in sentinels(self._arrays):
+            self._small(name, b"")
+        return self._files
+
+    def abort(self) -> None:
+        """Close all files as they are."""
+        for opened in self._open.values():
+            opened.file.abort()
+        self._open = {}
+
+    def _accept(self, name: str, digests: dict[str, str | None]) -> None:
+        key = self._key(name)
+        self._files += [file_of(key, array.suffix) for array in self._arrays[name]]
+        heads = _heads(self._arrays[name], self._digest)
+        if self.shapes_too and is_quantized(self._arrays[name]):
+            shape = self._shapes[name]
+            self._small(file_of(key, "shape"), shape_file(shape))
+            digests = {**digests, "shape": shape_digest(shape, self._digest)}
+            heads.update(_shape_head(shape, self._digest))
+        self._entries[name] = Entry(self._dtypes[name], digests, heads)
+
+    def _small(self, name: str, data: bytes) -> None:
+        sink = self._target.create(name)
+        sink.write_at(0, data)
+        sink.truncate(len(data))
+        sink.close()
+        self._files.append(name)
+
+
+def checked_arrays(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ...]]:
+    """Return every tensor's arrays.
+
+    Raises ``UnsupportedError`` ``npydir.carry``, ``npydir.collision``; ``UsageError`` for a repeated name.
+    """
+    if len({spec.name for spec in specs}) != len(specs):
+        raise UsageError("expected each tensor name once", rule="writer.duplicate")
+    arrays = {}
+    for spec in specs:
+        try:
+            arrays[spec.name] = arrays_of(spec)
+        except UnsupportedError as error:
+            raise error.at(spec.name) from None
+    require_distinct(arrays)
+    return arrays
+
+
+def is_quantized(arrays: Sequence[ArraySpec]) -> bool:
+    """Whether the tensor's own shape is stored beside its arrays."""
+    return arrays[0].role == "packed_weight"
+
+
+def shape_values(shape: Sequence[int]) -> bytes:
+    """Return a shape as its array holds it."""
+    return struct.pack(f"<{len(shape)}q", *shape)
+
+
+def shape_file(shape: Sequence[int]) -> bytes:
+    """Return the file of a tensor's own shape."""
+    return npy.encode("i64", (len(shape),)) + shape_values(shape)
+
+
+def shape_digest(shape: Sequence[int], digest: str | None) -> str | None:
+    """Return the digest of a shape's values."""
+    return None if digest is None else checksums.digest(digest, shape_values(shape))
+
+
+def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
+    """Return the digest of an array's header."""
+    return checksums.digest(digest, npy.encode(dtype, shape))
+
+
+def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
+    """Return the digest of the header of a shape's file, by suffix."""
+    return {} if digest is None else {"shape": head_digest(digest, "i64", (len(shape),))}
+
+
+def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
+    """Return the digests of the headers of a tensor's arrays, by suffix."""
+    return {} if digest is None else {item.suffix: head_digest(digest, item.dtype, item.shape) for item in arrays}
+
+
+def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
+    """Return the sentinels of a directory with these tensors: four bits are complete where no form has more."""
+    quantized = [specs[0].suffix for specs in arrays.values() if is_quantized(specs)]
+    complete = bool(quantized) and all(suffix in _INT4 for suffix in quantized)
+    return [READY, INT4_READY] if complete else [READY]
+
+
+def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
+    """Exact bytes of all files."""
+    arrays = checked_arrays(specs)
+    text = None if digest is None else checksums.digest(digest, b"")
+    total, entries = 0, {}
+    for spec in specs:
+        array_specs = arrays[spec.name]
+        digests = {array.suffix: text for array in array_specs}
+        heads = _heads(array_specs, digest)
+        if is_quantized(array_specs):
+            digests["shape"] = text
+            heads.update(_shape_head(spec.shape, digest))
+            total += len(shape_file(spec.shape))
+        entries[spec.name] = Entry(spec.dtype, digests, heads)
+        total += sum(len(npy.encode(array.dtype, array.shape)) for array in array_specs)
+        total += sum(part.at_most for part in spec.parts)
+    manifest = encode_manifest(spec.name for spec in specs)
+    return total + len(manifest) + len(encode_sidecar(Sidecar(metadata, entries), manifest, digest))

@@ -1,0 +1,120 @@
+"""Writing what follows the weights: the draft head (document, section 7) and the Core ML package (section 9)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ingot.core.bytes import checksums
+from ingot.errors import UnsupportedError
+from ingot.ext.squizd.carry import form_of
+from ingot.ext.squizd.directory import VERSION, Directory, build
+from ingot.ext.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADER, DRAFT_MAGIC, DraftMeta
+from ingot.ext.squizd.place import Placement, lay_out, order, place
+from ingot.ext.squizd.section import Section, TensorWriter
+from ingot.model.bytesource import Buffer, Sink
+from ingot.model.draft_head_names import is_nameless
+from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.part import Part, StoredReader
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+from ingot.naming.names import layer_of
+
+_CHUNK = 4 << 20
+
+
+def draft_specs(draft: Mapping[str, Tensor]) -> list[TensorSpec]:
+    """Return the specs of a draft head in file order; ``UnsupportedError`` for what cannot be carried."""
+    specs = []
+    for tensor in draft.values():
+        spec = tensor.spec()
+        try:
+            form_of(spec)
+        except UnsupportedError as error:
+            raise error.at(f"draft head: {spec.name}") from None
+        if spec.codec == BlocksLayout.codec:
+            raise UnsupportedError(
+                "a draft head has no place for masks, found a pruned tensor; convert the head to .safetensors first",
+                rule="squizd.carry",
+                where=f"draft head: {spec.name}",
+            )
+        specs.append(spec)
+    return [specs[index] for index in order(specs)]
+
+
+def draft_layers(names: Sequence[str]) -> int:
+    """Return the number of decoder layers of a draft head: numbered ones, or EAGLE-3's single ``midlayer``."""
+    if is_nameless(names):
+        return len({name.split(".")[1] for name in names})
+    numbers = {layer for name in names if (layer := layer_of(name)) is not None}
+    return len(numbers) or int(any(name.startswith("midlayer.") for name in names))
+
+
+def draft_vocab(draft: Mapping[str, Tensor]) -> int:
+    """Return the rows of the head, 0 where there is none."""
+    for name in ("d2t", "lm_head.weight"):
+        if name in draft and draft[name].shape:
+            return int(draft[name].shape[0])
+    return 0
+
+
+def draft_placement(draft: Mapping[str, Tensor]) -> Placement:
+    """Return where a draft head's tensors go in its section, all in one layer."""
+    specs = draft_specs(draft)
+    return place(specs, [0] * len(specs), 1)
+
+
+def write_draft(
+    sink: Sink, draft: Mapping[str, Tensor], start: int, digest: str | None, vocab: int = 0
+) -> tuple[DraftMeta, str | None]:
+    """Write the section: magic, number of layers, blocks, scale tables, a directory of its own.
+
+    Returns what the header says of it, and the digest of its directory.
+    """
+    placement = draft_placement(draft)
+    layers = draft_layers(list(draft))
+    sink.write_at(start, DRAFT_MAGIC + struct.pack("<I", layers))
+    _, end = lay_out(placement, start + DRAFT_HEADER)
+    section = Section(sink, placement, start + DRAFT_HEADER, end.tail, digest)
+    for placed in placement.tensors:
+        writer = section.begin(placed)
+        try:
+            copy_parts(draft[placed.spec.name], writer)
+            section.end(placed, writer)
+        finally:
+            section.abandon()
+    tail = section.finish()
+    data = b"".join(build(Directory(VERSION, {}), section.entries))
+    sink.write_at(tail, data)
+    meta = DraftMeta(start, tail + len(data) - start, layers, draft_vocab(draft) or vocab)
+    return meta, None if digest is None else checksums.digest(digest, data)
+
+
+def copy_parts(tensor: Tensor, writer: TensorWriter) -> None:
+    """Copy a tensor's stored parts, digests checked."""
+    buffer = np.empty(_CHUNK, np.uint8)
+    for role, part in tensor.parts.items():
+        reader = StoredReader(part)
+        for begin in range(0, part.length, _CHUNK):
+            piece = buffer[: min(_CHUNK, part.length - begin)].data
+            reader.readinto(piece)
+            writer.write(role, piece)
+        reader.finish()
+
+
+def write_coreml(sink: Sink, package: Part, start: int) -> tuple[int, str]:
+    """Write the zipped package at ``start``; return the section's end and the SHA-256 of the zip."""
+    sink.write_at(start, COREML_MAGIC + struct.pack("<Q", package.length))
+    position, running = start + COREML_HEADER, checksums.hasher("sha256")
+    reader = StoredReader(package)
+    buffer = np.empty(_CHUNK, np.uint8)
+    for begin in range(0, package.length, _CHUNK):
+        piece: Buffer = buffer[: min(_CHUNK, package.length - begin)].data
+        reader.readinto(memoryview(piece))
+        running.update(piece)
+        sink.write_at(position, piece)
+        position += memoryview(piece).nbytes
+    reader.finish()
+    return position, running.text()

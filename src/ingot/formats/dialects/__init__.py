@@ -1,1 +1,0 @@
-"""Dialects of safetensors: folders in which other programs packed weights, as ``config.json`` says."""

@@ -1,0 +1,179 @@
+"""AWQ folders: 4-bit integers as AutoAWQ's gemm and gemv kernels take them (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.errors import UnsupportedError
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, taken_together
+from ingot.formats.packed_folders.columns import (
+    QSCALES,
+    QWEIGHT,
+    QZEROS,
+    ColumnsDialect,
+    Declared,
+    no_rule_is_asymmetric,
+    unsupported,
+)
+from ingot.formats.packed_folders.gptq_awq_keys import AWQ_KEYS
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import POINTS, Constant
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, WordsLayout
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array
+
+# Other versions of the same files: what kernels do with them when they are loaded.
+_GEMM = ("gemm", "exllama", "exllamav2", "ipex")
+_GEMV = "gemv"
+_ACTIVATION_SCALES = ".act.scales"
+
+
+class AwqFormat(ColumnsDialect):
+    """Dense tensors, and layers of 4 bits in words whose codes are interleaved (gemm)."""
+
+    name = "awq"
+    summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
+    traits = replace(
+        ColumnsDialect.traits,
+        containers={"gemm": "awq", "gemv": "awq-gemv"},
+        word_forms=(AWQ,),
+        merges=True,
+        dense_key="modules_to_not_convert",
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq",
+        group_sizes=(128, 64, 32),
+        one_group=True,
+    )
+    method = "awq"
+    keys = AWQ_KEYS
+    side_files: ClassVar[Mapping[str, str]] = {"quant_config.json": "awq", "quantize_config.json": "gptq"}
+    symmetric_key = "zero_point"
+    version: ClassVar[str] = "gemm"
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names AWQ, and not gemv."""
+        return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
+
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
+        """Yield the layers.
+
+        Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``, ``awq.zero-points``;
+        ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise;
+        ``awq.activation-scales``.
+        """
+        version = _version(quantization)
+        if version not in (*_GEMM, _GEMV):
+            raise unsupported("awq.version", "one version, gemm or gemv", repr(version[:40]))
+        bits = self.number(quantization, ("bits", "w_bit"), 4, 4)
+        declared = self.declared(quantization, bits, self.group(quantization, ("group_size", "q_group_size")))
+        scaled = next((key for key in entries if key.endswith(_ACTIVATION_SCALES)), None)
+        if scaled is not None:
+            raise UnsupportedError(
+                "expected activations that are not divided by scales, which AutoAWQ's loader does and others do not",
+                rule="awq.activation-scales",
+                where=scaled,
+            )
+        layers = [self._layer(entries, stem, declared, version) for stem in stems]
+        fits = self.all_middle(entries, layers) if self.is_symmetric(quantization) else []
+        if not all(fits):
+            raise self.contradiction(layers[fits.index(False)])
+        yield from layers
+
+    def _layer(self, entries: Entries, stem: str, declared: Declared, version: str) -> Layer:
+        codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
+        lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
+        shape, group = (across * 8, lines), declared.group
+        if version == _GEMV:
+            shape = (lines, across * 8)
+        elif declared.rules and scales.shape:
+            group = self.group_of(declared, stem, lines, scales.shape[0])
+        layout = WordsLayout(self.traits.word_forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
+        return self.checked(entries, stem, shape, layout)
+
+    def is_symmetric(self, quantization: Config) -> bool:
+        """Whether ``zero_point`` is false; ``sym`` says it for GPTQModel, and nothing beside ``zero_point``."""
+        point = quantization.get("zero_point")
+        symmetric = point is False or (point is None and quantization.get("sym") is True)
+        return symmetric and no_rule_is_asymmetric(quantization)
+
+    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """One line of words: in gemv without the words and bits behind the last group."""
+        width = layout.zero_shape(shape)[1]
+        line, mask = np.full(width, 0x88888888, np.uint32), np.full(width, 0xFFFFFFFF, np.uint32)
+        if layout.form == AWQ_GEMV:
+            full, more = divmod(layout.groups(shape[1]), 8)
+            mask[full:] = 0
+            mask[full : full + 1] = (1 << 4 * more) - 1
+        return line, mask
+
+    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Zero points of 8, and of 0 where there is no group."""
+        rows, words = layout.zero_shape(shape)
+        if layout.form == AWQ:
+            return lambda: b"\x88" * (4 * rows * words)
+        groups = layout.groups(shape[1])
+        row = sum(8 << 4 * index for index in range(groups)).to_bytes(4 * words, "little")
+        return lambda: row * rows
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as AutoAWQ writes it.
+
+        Raises ``UnsupportedError`` ``awq.mixed``: layers with groups of several sizes, which it cannot say.
+        """
+        usual, own = self.usual(artifact)
+        if usual is None:
+            return {}
+        groups = {layout.group for layout in own.values()}
+        if len(groups) > 1:
+            raise UnsupportedError(
+                f"expected groups of one size, found {', '.join(str(group or 'a row') for group in groups)}: "
+                "config.json of AWQ states one",
+                rule="awq.mixed",
+            )
+        return {
+            HUGGING_FACE: {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": usual.group or -1,
+                "zero_point": any(not isinstance(layout.zero, Constant) for layout in own.values()),
+                "version": self.version,
+                "modules_to_not_convert": self.dense_layers(artifact) or None,
+            }
+        }
+
+
+class AwqGemvFormat(AwqFormat):
+    """Dense tensors, and layers of 4 bits in words row by row (gemv)."""
+
+    name = "awq-gemv"
+    summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
+    traits = replace(
+        AwqFormat.traits,
+        word_forms=(AWQ_GEMV,),
+        merges=False,
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv",
+    )
+    served = False
+    version = _GEMV
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names AWQ, and gemv."""
+        return ColumnsDialect.claims_config(self, config) and _version(config[HUGGING_FACE]) == _GEMV
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Also groups whose zero points its kernel does not take: below 128 it has 32 and 64."""
+        group = WordsLayout.of(spec).group or spec.shape[-1]
+        if group < 128 and group not in (32, 64):
+            return f"its groups are 32, 64 or at least 128 columns, not {group}"
+        return super().refuses_layer(spec)
+
+
+def _version(quantization: Config) -> str:
+    """Return the layout that the configuration declares; GPTQModel and newer transformers call it ``format``."""
+    values = (quantization.get(key) for key in ("version", "format", "checkpoint_format"))
+    versions = dict.fromkeys(str(value).lower() for value in values if value is not None)
+    return " and ".join(versions) or "gemm"

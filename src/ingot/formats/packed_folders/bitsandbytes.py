@@ -1,0 +1,341 @@
+"""Folders of bitsandbytes: NF4, FP4 and rows of 8 bits (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ingot.core.bytes.checked import MAX_RANK
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.parsing.strictjson import strict_json
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.packed_folders.base import (
+    HUGGING_FACE,
+    WEIGHT,
+    Config,
+    Entries,
+    Layer,
+    PackingDialect,
+    taken_together,
+)
+from ingot.formats.packed_folders.config_keys import Key, irrelevant, repeated, used
+from ingot.formats.packed_folders.floats import config_dtype, layout_to_write, module_names, present
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import ROW
+from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.scaled_codebook import (
+    CODEBOOK,
+    DTYPES_OF_VALUES,
+    HIGH_FIRST,
+    INDICES,
+    SCALE_CODEBOOK,
+    SCALE_SCALES,
+    SCALES,
+    TABLES,
+    Nested,
+    Run,
+    ScaledCodebookLayout,
+)
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+_STATE = ".quant_state.bitsandbytes__"
+_TYPES = ("nf4", "fp4")
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_LIMIT = 1 << 16  # bytes of a state
+_FACTOR = float(np.float32(7.874015718698502e-3))  # 1 / 127
+
+
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    **repeated(
+        irrelevant("bits and table of the codes; each layer's own state says them"),
+        "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant",
+    ),
+    "bnb_4bit_compute_dtype": irrelevant("the type that the loading program computes in"),
+    "bnb_4bit_quant_storage": used("the type under which bytes of codes are stored"),
+    **repeated(
+        irrelevant("a setting of the program that loads the folder"),
+        "llm_int8_threshold llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight",
+    ),
+    "llm_int8_skip_modules": irrelevant("which layers are dense; the entries show it"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
+}
+"""What the reader does with each key."""
+
+
+class BitsandbytesFormat(PackingDialect):
+    """``X.weight`` (U8) with ``absmax``, ``quant_map`` and a state in JSON; or ``X.weight`` (I8) with ``X.SCB``."""
+
+    name = "bitsandbytes"
+    summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec,),
+        dense_key="llm_int8_skip_modules",
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
+            '"high_first" }'
+        ),
+    )
+    keys = KEYS
+    companions = (
+        *(".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format"),
+        *(_STATE + name for name in _TYPES),
+    )
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quant_method`` is bitsandbytes."""
+        stated = config.get(HUGGING_FACE)
+        return isinstance(stated, Mapping) and stated.get("quant_method") == "bitsandbytes"
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Raises ``FormatError`` ``bitsandbytes.parts``, ``.state``, ``.dtype``, ``.shape``."""
+        found = []
+        for key, entry in entries.items():
+            stem = key.removesuffix(WEIGHT)
+            if entry.dtype == "i8" and stem + ".SCB" in entries:
+                found.append(_int8(entries, key, stem, config_dtype(config)))
+                continue
+            states = present(entries, key, [_STATE + name for name in _TYPES])
+            if states:
+                found.append(_four_bits(entries, key, states[0]))
+            elif entry.dtype == "u8" and key + ".absmax" in entries:
+                raise FormatError("bitsandbytes.parts", f"expected {key + _STATE}nf4 or fp4 beside it", where=key)
+        return found
+
+    def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
+        """Also refuse bytes of codes that are stored as floats (``bnb_4bit_quant_storage``), in one column."""
+        super().require_complete(entries, config, layers)
+        if self.quantization(config).get("bnb_4bit_quant_storage") in (None, "uint8"):
+            return
+        used = {key for layer in layers for key in layer.parts.values()}
+        for key in entries:
+            shape = entries[key].shape if key.endswith(WEIGHT) and key not in used else ()
+            if len(shape) == 2 and shape[0] > 1 and shape[1] == 1:
+                raise FormatError(
+                    "bitsandbytes.parts",
+                    f"expected {key + _STATE}nf4 or fp4 beside this column of codes, found none; get the folder again",
+                    where=key,
+                )
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a tensor cannot be a layer of four bits; None if it can."""
+        layout = layout_to_write(spec)
+        if isinstance(layout, str):
+            return layout
+        if _is_int8(layout):
+            whole = spec.name.endswith(WEIGHT) and len(spec.shape) == 2
+            return None if whole else f"its rows of 8 bits are matrices X{WEIGHT}"
+        wanted = ScaledCodebookLayout(4, layout.grid, layout.dtype, values=layout.values, order=HIGH_FIRST)
+        if (
+            layout != replace(wanted, scales=layout.scales, nested=layout.nested)
+            or layout.values not in _TYPES
+            or not isinstance(layout.grid, Run)
+        ):
+            return "it is written as nf4 or fp4 in flat runs, high bits first, or as rows of i8 with its own factor"
+        if layout.scales != "f32" and layout.nested is None:
+            return "its scales are f32, or codes of a table"
+        if layout.grid.elements not in _BLOCKS or not spec.name.endswith(WEIGHT) or len(spec.shape) != 2:
+            return f"its packed layers are matrices X{WEIGHT} with a scale for {', '.join(map(str, _BLOCKS))} elements"
+        return None
+
+    def fitted(self, artifact: Artifact) -> BitsandbytesFormat:
+        """Return the dialect itself.
+
+        Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, of which a folder has one.
+        """
+        bits = {
+            ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+        }
+        if len(bits) > 1:
+            raise UnsupportedError("expected layers of four bits, or of eight, found both", rule="bitsandbytes.mixed")
+        return self
+
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """``X.weight``, ``absmax``, ``quant_map`` and the state; or ``X.weight`` and ``X.SCB``."""
+        layout = ScaledCodebookLayout.of(spec)
+        sizes = {part.role: part.length or 0 for part in layout.part_specs(spec.shape)}
+        if _is_int8(layout):
+            stem, rows = spec.name.removesuffix(WEIGHT), spec.shape[0]
+            return [
+                Piece(INDICES, spec.name, "i8", spec.shape, sizes[INDICES]),
+                Piece(SCALES, stem + ".SCB", "f32", (rows,), sizes[SCALES]),
+                Piece("format", stem + ".weight_format", "u8", (), 1, lambda: b"\0"),
+            ]
+        assert isinstance(layout.grid, Run)
+        assert layout.values
+        state: dict[str, Any] = {
+            "quant_type": layout.values,
+            "blocksize": layout.grid.elements,
+            "dtype": DTYPES[layout.dtype].torch,
+            "shape": list(spec.shape),
+        }
+        nested, scales, more = layout.nested, "f32", []
+        if nested is not None:
+            scales = "u8"
+            outer = sizes[SCALE_SCALES]
+            more = [
+                Piece(SCALE_SCALES, spec.name + ".nested_absmax", "f32", (outer // 4,), outer),
+                Piece(SCALE_CODEBOOK, spec.name + ".nested_quant_map", "f32", (256,), sizes[SCALE_CODEBOOK]),
+            ]
+            state |= {
+                "nested_blocksize": nested.run,
+                "nested_dtype": "float32",
+                "nested_offset": nested.offset,
+            }
+        text, table = json.dumps(state).encode(), _table(layout.values)
+        count = sizes[SCALES] // DTYPES[scales].nbytes(1)
+        return [
+            Piece(INDICES, spec.name, "u8", (sizes[INDICES], 1), sizes[INDICES]),
+            Piece(SCALES, spec.name + ".absmax", scales, (count,), sizes[SCALES]),
+            *more,
+            Piece("table", spec.name + ".quant_map", "f32", (16,), len(table), lambda: table),
+            Piece("state", spec.name + _STATE + layout.values, "u8", (len(text),), len(text), lambda: text),
+        ]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as transformers writes it."""
+        layouts = [
+            ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+        ]
+        if not layouts:
+            return {}
+        four = [layout for layout in layouts if layout.bits == 4]
+        first = (four or layouts)[0]
+        keys = {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": bool(four),
+            "load_in_8bit": not four,
+            "bnb_4bit_quant_type": first.values if four else "fp4",
+            "bnb_4bit_compute_dtype": DTYPES[first.dtype].torch,
+            "bnb_4bit_use_double_quant": first.nested is not None,
+            "bnb_4bit_quant_storage": "uint8",
+        }
+        dense = module_names(artifact, self.traits.packed_codecs)
+        return {HUGGING_FACE: {**keys, "llm_int8_skip_modules": dense}}
+
+
+def _is_int8(layout: ScaledCodebookLayout) -> bool:
+    return layout == ScaledCodebookLayout(8, ROW, layout.dtype, values="i8", factor=_FACTOR)
+
+
+def _int8(entries: Entries, key: str, stem: str, dtype: str) -> Layer:
+    shape = entries[key].shape
+    scales = entries[stem + ".SCB"]
+    if len(shape) != 2 or scales.dtype != "f32" or scales.shape != shape[:1]:
+        raise FormatError(
+            "bitsandbytes.shape",
+            f"expected SCB in f32 for each row of {list(shape)}, found {list(scales.shape)}",
+            where=key,
+        )
+    layout = ScaledCodebookLayout(8, ROW, dtype, values="i8", factor=_FACTOR)
+    also = present(entries, stem, (".weight_format", ".CB", ".SCBt"))
+    for other in also:
+        content = bytes(entries[other].parts[DATA].view()) if other.endswith("format") else b""
+        if content.strip(b"\0"):
+            raise UnsupportedError("expected weights in rows (weight_format 0)", rule="bitsandbytes.state", where=other)
+    return Layer(key, shape, layout, {INDICES: key, SCALES: stem + ".SCB"}, also)
+
+
+def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
+    state = _state(entries[state_key])
+    shape, dtype = _shape(state, state_key), _dtype(state, state_key)
+    run = _whole(state, "blocksize", state_key)
+    nested = "nested_blocksize" in state
+    suffixes = [".absmax", ".quant_map", *((".nested_absmax", ".nested_quant_map") if nested else ())]
+    parts = taken_together(entries, key, suffixes, "bitsandbytes.parts")
+    wanted = {".absmax": "u8" if nested else "f32"}
+    for suffix, part in parts.items():
+        if part.dtype != wanted.get(suffix, "f32"):
+            raise FormatError(
+                "bitsandbytes.dtype", f"expected {wanted.get(suffix, 'f32')}, found {part.dtype}", where=key + suffix
+            )
+    roles = {INDICES: key, CODEBOOK: key + ".quant_map", SCALES: key + ".absmax"}
+    if nested:
+        roles |= {SCALE_CODEBOOK: key + ".nested_quant_map", SCALE_SCALES: key + ".nested_absmax"}
+    if entries[key].parts[DATA].length != -(-int(np.prod(shape, dtype=object)) // 2):
+        raise FormatError(
+            "bitsandbytes.shape",
+            f"expected two codes a byte for {list(shape)}, found {list(entries[key].shape)}",
+            where=key,
+        )
+    values = _named(parts[".quant_map"])
+    also = [state_key]
+    if values:
+        also.append(roles.pop(CODEBOOK))
+    layout = ScaledCodebookLayout(
+        bits=4,
+        values=values,
+        grid=Run(run),
+        dtype=dtype,
+        scales="u8" if nested else "f32",
+        order=HIGH_FIRST,
+        nested=Nested(_whole(state, "nested_blocksize", state_key), _offset(state, state_key)) if nested else None,
+    )
+    return Layer(key, shape, layout, roles, also)
+
+
+def _named(table: Tensor) -> str | None:
+    """Return the name of a table that is what programs have under it; None for another one."""
+    stored = bytes(table.parts[DATA].view()) if table.size == 16 else b""
+    return next((name for name in _TYPES if stored == _table(name)), None)
+
+
+def _table(name: str) -> bytes:
+    return np.array(TABLES[name], "<f4").tobytes()
+
+
+def _state(tensor: Tensor) -> Mapping[str, Any]:
+    part = tensor.parts[DATA]
+    if tensor.dtype != "u8" or part.length > _LIMIT:
+        raise FormatError("bitsandbytes.state", f"expected JSON of at most {_LIMIT} bytes", where=tensor.name)
+    return strict_json(bytes(part.view()), "bitsandbytes.state", "bitsandbytes.state", tensor.name)
+
+
+def _shape(state: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    shape = state.get("shape")
+    if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_RANK:
+        raise FormatError("bitsandbytes.state", f"expected a shape, found {str(shape)[:80]!r}", where=where)
+    return tuple(_size(size, where) for size in shape)
+
+
+def _whole(state: Mapping[str, Any], key: str, where: str) -> int:
+    return _size(state.get(key), where, least=1)
+
+
+def _size(size: object, where: str, least: int = 0) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or not least <= size < 2**48:
+        raise FormatError("bitsandbytes.state", f"expected a size, found {str(size)[:80]!r}", where=where)
+    return size
+
+
+def _offset(state: Mapping[str, Any], where: str) -> float:
+    offset = state.get("nested_offset", 0.0)
+    if not isinstance(offset, int | float) or isinstance(offset, bool) or not abs(offset) < 1e38:
+        raise FormatError(
+            "bitsandbytes.state", f"expected a finite nested_offset, found {str(offset)[:80]!r}", where=where
+        )
+    if state.get("nested_dtype", "float32") != "float32":
+        raise FormatError("bitsandbytes.state", "expected nested_dtype float32", where=where)
+    return float(np.float32(offset))
+
+
+def _dtype(state: Mapping[str, Any], where: str) -> str:
+    try:
+        name = resolve_dtype(str(state.get("dtype"))[:40]).name
+    except UnsupportedError:
+        name = ""
+    if name not in DTYPES_OF_VALUES:
+        raise FormatError(
+            "bitsandbytes.state",
+            f"expected dtype float32, float16 or bfloat16, found {str(state.get('dtype'))[:40]!r}",
+            where=where,
+        )
+    return name

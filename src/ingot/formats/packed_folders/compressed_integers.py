@@ -1,0 +1,202 @@
+"""Layers of integers in compressed-tensors' folders: words of 32 bits (pack-quantized, marlin-24) and bytes
+(int-quantized)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from ingot.errors import FormatError
+from ingot.formats.packed_folders.base import WEIGHT, Entries, Layer, PackedLayout, taken_together
+from ingot.model.layouts.affine import (
+    CODES,
+    NO_ZERO,
+    POINTS,
+    ROW,
+    ROWS_LSB,
+    SCALES,
+    WHOLE,
+    ZEROS,
+    AffineLayout,
+    Blocks,
+    Constant,
+    Group,
+)
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.packed_words import (
+    FORMS,
+    INTS,
+    MARLIN_24,
+    META,
+    ORDER,
+    PACKED,
+    PACKED_LOOSE,
+    WordsLayout,
+    words,
+)
+from ingot.model.tensor import Array, Tensor
+
+PACKED_WEIGHT, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
+SHAPE, G_IDX = ".weight_shape", ".weight_g_idx"
+MARLIN_SCALE, MARLIN_META = ".scale_packed", ".meta"
+SCALE_DTYPES = ("f16", "bf16", "f32")
+
+
+def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
+    """Yield the layers of integers; ``widths`` are the bits that groups in ``config.json`` state.
+
+    Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.order``.
+    """
+    for key in entries:
+        if key.endswith(PACKED_WEIGHT) and key.removesuffix(PACKED_WEIGHT) + MARLIN_SCALE in entries:
+            yield _marlin(entries, key.removesuffix(PACKED_WEIGHT))
+        elif key.endswith(PACKED_WEIGHT) and entries[key].dtype == "i32":
+            yield _packed(entries, key.removesuffix(PACKED_WEIGHT), widths)
+        elif key.endswith(WEIGHT) and entries[key].dtype == "i8" and key.removesuffix(WEIGHT) + SCALE in entries:
+            yield _bytes(entries, key.removesuffix(WEIGHT))
+
+
+def _refuse(rule: str, text: str, where: str) -> FormatError:
+    return FormatError(f"compressed-tensors.{rule}", text, where=where)
+
+
+def _scales(entries: Entries, stem: str) -> Tensor:
+    scale = entries.get(stem + SCALE)
+    if scale is None:
+        raise _refuse("parts", f"expected {stem + SCALE!r} beside the packed weight, found none", stem)
+    if scale.dtype not in SCALE_DTYPES:
+        raise _refuse("dtype", f"expected scales of {', '.join(SCALE_DTYPES)}, found {scale.dtype}", stem + SCALE)
+    return scale
+
+
+def _group(scale: Tensor, rows: int, cols: int) -> int | None:
+    """Return the columns of a group, None for a whole row."""
+    groups = scale.shape[1] if len(scale.shape) == 2 else 0
+    if len(scale.shape) != 2 or scale.shape[0] != rows or not groups or cols % groups:
+        raise _refuse("shape", f"expected scales for {rows} rows of {cols}, found {list(scale.shape)}", scale.name)
+    return None if groups == 1 else cols // groups
+
+
+def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
+    """A layer of pack-quantized: its shape is stated, and bits follow from the width of a row."""
+    codes, scale, stated = entries[stem + PACKED_WEIGHT], _scales(entries, stem), entries.get(stem + SHAPE)
+    if stated is None or stated.dtype not in ("i64", "i32") or stated.shape != (2,):
+        raise _refuse("parts", f"expected {stem + SHAPE!r}, two whole numbers", stem)
+    rows, cols = (int(size) for size in stated.parts[DATA].array())
+    if len(codes.shape) != 2 or codes.shape[0] != rows or not 0 < cols <= 32 * codes.shape[1]:
+        raise _refuse("shape", f"expected words for a matrix of {rows} x {cols}, found {list(codes.shape)}", codes.name)
+    bits, form = _width(codes.shape[1], cols, widths, codes.name)
+    group = _group(scale, rows, cols)
+    layout = WordsLayout(form, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    parts = {CODES: codes.name, SCALES: scale.name}
+    zeros = entries.get(stem + ZERO_POINT)
+    if zeros is not None:
+        layout = replace(layout, zero=POINTS)
+        if zeros.dtype != "i32" or zeros.shape != layout.zero_shape((rows, cols)):
+            raise _refuse("shape", f"expected packed zero points, found {zeros.dtype} {list(zeros.shape)}", zeros.name)
+        parts[ZEROS] = zeros.name
+    also = [stated.name]
+    order = _order(entries, stem, cols, group or cols)
+    if order is not None and order is not _PLAIN:
+        layout, parts[ORDER] = replace(layout, order=True), stem + G_IDX
+    elif order is _PLAIN:
+        also.append(stem + G_IDX)
+    return Layer(stem + WEIGHT, (rows, cols), _simplest(layout, (rows, cols)), parts, also)
+
+
+def _marlin(entries: Entries, stem: str) -> Layer:
+    """A layer of marlin-24, whose shapes tell all: two of four neighbouring inputs have codes."""
+    suffixes = (PACKED_WEIGHT, MARLIN_SCALE, MARLIN_META)
+    codes, scale, meta = taken_together(entries, stem, suffixes, "compressed-tensors.parts").values()
+    if (codes.dtype, scale.dtype, meta.dtype) != ("i32", "f16", "i16"):
+        raise _refuse("dtype", f"expected i32, f16 and i16, found {codes.dtype}, {scale.dtype} and {meta.dtype}", stem)
+    shapes = [codes.shape, scale.shape, meta.shape]
+    if any(len(shape) != 2 or not prod(shape) for shape in shapes) or meta.shape[0] != codes.shape[0]:
+        raise _refuse("shape", f"expected three matrices, found {shapes}", stem)
+    rows, cols = meta.shape[1] // 2, 32 * codes.shape[0]
+    bits, rest = divmod(2 * codes.shape[1], rows or 1)
+    groups = scale.shape[0]
+    if bits not in FORMS[MARLIN_24].bits or rest or rows % 64 or cols % groups or scale.shape[1] != rows:
+        raise _refuse("shape", f"expected words, scales and places of rows in 64s, found {shapes}", stem)
+    group = None if groups == 1 else cols // groups
+    layout = WordsLayout(MARLIN_24, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    return Layer(stem + WEIGHT, (rows, cols), layout, {CODES: codes.name, SCALES: scale.name, META: meta.name})
+
+
+_PLAIN = np.empty(0, np.int32)
+
+
+def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
+    """Return the group of each column; ``_PLAIN`` where they are runs or were never set (-1), None where unsaid."""
+    entry = entries.get(stem + G_IDX)
+    if entry is None:
+        return None
+    if entry.dtype != "i32" or entry.shape != (cols,):
+        raise _refuse("order", f"expected i32 [{cols}], found {entry.dtype} {list(entry.shape)}", entry.name)
+    order = entry.parts[DATA].array()
+    if bool((order == -1).all()) or np.array_equal(order, np.arange(cols) // group):
+        return _PLAIN
+    if int(order.min()) < 0 or int(order.max()) >= -(-cols // group):
+        raise _refuse(
+            "order", f"expected groups below {-(-cols // group)}, found {order.min()} to {order.max()}", entry.name
+        )
+    return order
+
+
+def _width(across: int, cols: int, widths: Sequence[int], where: str) -> tuple[int, str]:
+    """Return bits and form of rows of ``across`` words: those that config.json states and that make this width."""
+    dense = [bits for bits in widths if words(cols, bits) == across]
+    loose = [bits for bits in widths if bits in (3, 5, 6, 7) and -(-cols // (32 // bits)) == across]
+    ways = [(bits, PACKED) for bits in dense] + [
+        (bits, PACKED_LOOSE) for bits in loose if bits not in dense or across > 1
+    ]
+    if len(ways) != 1:
+        raise _refuse(
+            "shape",
+            f"expected one way for {cols} codes of {', '.join(map(str, widths)) or 'no'} bits to fill {across} words, "
+            f"found {len(ways)}",
+            where,
+        )
+    return ways[0]
+
+
+def _simplest(layout: WordsLayout, shape: Shape) -> PackedLayout:
+    """Return the layout, as plain rows where that says the same of the same bytes."""
+    cols = shape[1]
+    if layout.order or layout.form != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
+        return layout
+    return layout.rows
+
+
+def _bytes(entries: Entries, stem: str) -> Layer:
+    """A layer of int-quantized: signed bytes with a scale for the tensor, each row, group or block."""
+    codes, scale, zeros = entries[stem + WEIGHT], _scales(entries, stem), entries.get(stem + ZERO_POINT)
+    if len(codes.shape) != 2 or not prod(codes.shape):
+        raise _refuse("shape", f"expected a matrix, found {list(codes.shape)}", codes.name)
+    rows, cols = codes.shape
+    parts = {CODES: codes.name, SCALES: scale.name}
+    layout = AffineLayout(8, ROW, ROWS_LSB, True, NO_ZERO, scale.dtype, scale.dtype)
+    if zeros is not None and (zeros.dtype != "i8" or zeros.shape != scale.shape):
+        raise _refuse(
+            "shape", f"expected zero points in i8 like the scales, found {zeros.dtype} {list(zeros.shape)}", stem
+        )
+    if prod(scale.shape) == 1 and (rows > 1 or len(scale.shape) < 2):
+        point = int(zeros.parts[DATA].array()[0]) if zeros is not None else 0
+        layout = replace(layout, grid=WHOLE, zero=Constant(point) if point else NO_ZERO)
+        return Layer(stem + WEIGHT, (rows, cols), layout, parts, () if zeros is None else (zeros.name,))
+    if len(scale.shape) == 2 and scale.shape[0] != rows and zeros is None and _divides((rows, cols), scale.shape):
+        layout = replace(layout, grid=Blocks((rows // scale.shape[0], cols // scale.shape[1])))
+        return Layer(stem + WEIGHT, (rows, cols), layout, parts)
+    group = _group(scale, rows, cols)
+    if zeros is None:
+        return Layer(stem + WEIGHT, (rows, cols), replace(layout, grid=ROW if group is None else Group(group)), parts)
+    asymmetric = WordsLayout(INTS, 8, group, POINTS, scale.dtype, scale.dtype)
+    return Layer(stem + WEIGHT, (rows, cols), asymmetric, {**parts, ZEROS: zeros.name})
+
+
+def _divides(shape: Shape, blocks: Shape) -> bool:
+    return all(own and size % own == 0 for size, own in zip(shape, blocks, strict=True))

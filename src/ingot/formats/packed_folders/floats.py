@@ -1,0 +1,164 @@
+"""What dialects of small floats share: which grid scales lie on, and layers of FP8, FP4 and their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.errors import CodecError, FormatError, UnsupportedError
+from ingot.formats.packed_folders.base import WEIGHT, Config, Entries, Layer, tied_head
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import ROW, WHOLE, Group
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.scaled_codebook import (
+    DTYPES_OF_VALUES,
+    INDICES,
+    SCALES,
+    SECOND,
+    Grid,
+    ScaledCodebookLayout,
+    Tiles,
+)
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
+
+FP8 = ("f8_e4m3fn", "f8_e5m2")
+FP4 = "f4_e2m1fn"
+POWERS = "f8_e8m0fnu"
+SCALE_TYPES = (*DTYPES_OF_VALUES, POWERS)
+
+
+def config_dtype(config: Config) -> str:
+    """Return the element type that a model's ``config.json`` states for its weights; bf16 where it states none."""
+    for holder in (config, config.get("text_config")):
+        for key in ("dtype", "torch_dtype"):
+            stated = holder.get(key) if isinstance(holder, Mapping) else None
+            if isinstance(stated, str):
+                name = dtype_named(stated)
+                if name is not None:
+                    return name
+    return "bf16"
+
+
+def dtype_named(stated: str) -> str | None:
+    """Return the element type of weights that torch calls so; None if it is none."""
+    try:
+        name = resolve_dtype(stated.removeprefix("torch.")).name
+    except UnsupportedError:
+        return None
+    return name if name in DTYPES_OF_VALUES else None
+
+
+def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
+    """Return the grid of scales of such a shape: for the tensor, for a row, or for blocks; None where none fits."""
+    if prod(scales) == 1 and len(shape) < 3:
+        return WHOLE
+    rows, cols = shape[-2:]
+    if scales in (shape[:-1], (*shape[:-1], 1)) and (block is None or block[1] >= cols):
+        return ROW
+    if block is not None and scales == (*shape[:-2], -(-rows // block[0]), -(-cols // block[1])):
+        return Tiles(*block)
+    if scales in (shape[:-2], (*shape[:-2], 1, 1)):  # one for each matrix of a stack
+        return Tiles(rows, cols)
+    return None
+
+
+def fp8_layer(
+    entries: Entries, key: str, scale: str, dialect: str, dtype: str, block: tuple[int, int] | None = None
+) -> Layer:
+    """Return the layer of an FP8 matrix, or a stack of them, and its scales, which it is multiplied by.
+
+    Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
+    """
+    weight, scales = entries[key], entries[scale]
+    kind = POWERS if scales.dtype == "u8" else scales.dtype
+    if kind not in SCALE_TYPES:
+        raise FormatError(f"{dialect}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {kind}", where=scale)
+    grid = grid_of(weight.shape, scales.shape, block) if len(weight.shape) > 1 else None
+    if grid is None:
+        raise FormatError(
+            f"{dialect}.shape",
+            f"expected scales for the tensor, each row or blocks of {list(block or ())} of {list(weight.shape)}, found "
+            f"shape {list(scales.shape)}",
+            where=scale,
+        )
+    layout = ScaledCodebookLayout(8, grid, dtype, scales=kind, values=weight.dtype)
+    return Layer(key, weight.shape, layout, {INDICES: key, SCALES: scale})
+
+
+def fp4_layer(
+    entries: Entries, keys: Mapping[str, str], dialect: str, dtype: str, second: str | None, name: str, group: int
+) -> Layer:
+    """Return the layer of E2M1 numbers, two a byte, low bits first, with a scale for each ``group`` of them.
+
+    ``keys`` are entries by role. Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
+    """
+    weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
+    wanted = "f8_e4m3fn" if group == 16 else POWERS
+    if weight.dtype not in ("u8", "i8") or scales.dtype not in (wanted, *(("u8",) if wanted == POWERS else ())):
+        raise FormatError(
+            f"{dialect}.dtype",
+            f"expected u8 and scales of {wanted}, found {weight.dtype} and {scales.dtype}",
+            where=name,
+        )
+    shape = (*weight.shape[:-1], weight.shape[-1] * 2) if weight.shape else ()
+    if len(shape) < 2 or shape[-1] % group or scales.shape != (*shape[:-1], shape[-1] // group):
+        raise FormatError(
+            f"{dialect}.shape",
+            f"expected two numbers a byte and a scale for {group} of a row, found shapes {list(weight.shape)} and "
+            f"{list(scales.shape)}",
+            where=name,
+        )
+    if second and (entries[keys[SECOND]].dtype != "f32" or entries[keys[SECOND]].size != 1):
+        raise FormatError(
+            f"{dialect}.shape", f"expected one second scale in f32, found {_shown(entries[keys[SECOND]])}", where=name
+        )
+    layout = ScaledCodebookLayout(4, Group(group), dtype, scales=wanted, values=FP4, second=second)
+    return Layer(name, shape, layout, keys)
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def present(entries: Entries, stem: str, suffixes: Collection[str]) -> list[str]:
+    """Return the entries ``stem + suffix`` that there are."""
+    return [stem + suffix for suffix in suffixes if stem + suffix in entries]
+
+
+def block_size(stated: Any, dialect: str) -> tuple[int, int] | None:
+    """Read rows and columns of a block from ``config.json``; raises ``FormatError`` ``<dialect>.config``."""
+    if stated is None:
+        return None
+    if (
+        not isinstance(stated, list | tuple)
+        or len(stated) != 2
+        or not all(type(size) is int and 1 <= size <= 2**31 for size in stated)
+    ):
+        raise FormatError(f"{dialect}.config", f"expected a block of two positive numbers, found {str(stated)[:80]!r}")
+    return stated[0], stated[1]
+
+
+def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
+    """Return the layout of a tensor, or why its parts cannot be entries."""
+    try:
+        layout = ScaledCodebookLayout.of(spec)
+    except CodecError as error:
+        return error.message
+    plain = [replace(part, type=None) for part in spec.parts]
+    if plain != [replace(part, type=None) for part in layout.part_specs(spec.shape)]:
+        return "its packed layers have uncompressed parts"
+    return layout
+
+
+def module_names(artifact: Artifact, codecs: Collection[str]) -> list[str]:
+    """Return the modules whose matrices stay dense, and the head that is tied to one."""
+    dense = [
+        spec.name.removesuffix(WEIGHT)
+        for spec in artifact.tensors
+        if spec.codec not in codecs and len(spec.shape) == 2 and spec.name.endswith(WEIGHT)
+    ]
+    return [*dense, *tied_head(artifact)]

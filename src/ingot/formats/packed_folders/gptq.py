@@ -1,0 +1,321 @@
+"""GPTQ folders: integers of 2 to 8 bits as GPTQModel and AutoGPTQ pack them (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, taken_together
+from ingot.formats.packed_folders.columns import (
+    QSCALES,
+    QWEIGHT,
+    QZEROS,
+    ColumnsDialect,
+    Declared,
+    no_rule_is_asymmetric,
+    unsupported,
+    words_layout,
+)
+from ingot.formats.packed_folders.gptq_awq_keys import GPTQ_KEYS
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import POINTS, Constant
+from ingot.model.layouts.base import Shape
+from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.packed_words import FORMS, GPTQ, GPTQ_PLANES, GPTQ_V1, ORDER, PLANES, WordsLayout
+from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Array
+
+G_IDX = ".g_idx"
+V1, V2, PLANAR = "gptq", "gptq_v2", "gptq_p"
+_FORMATS: Mapping[str, Mapping[int, str]] = {
+    V1: dict.fromkeys(FORMS[GPTQ_V1].bits, GPTQ_V1),
+    V2: dict.fromkeys(FORMS[GPTQ].bits, GPTQ),
+    PLANAR: dict.fromkeys(FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
+}
+"""The form of layers of so many bits, by ``checkpoint_format``."""
+# Transformers' Conv1D keeps its matrix the other way round, and no file says that a layer is one.
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+
+
+class GptqFormat(ColumnsDialect):
+    """Dense tensors, and layers whose codes are packed along the inputs, in streams."""
+
+    name = "gptq"
+    summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
+    traits = replace(
+        ColumnsDialect.traits,
+        containers={"stream": "gptq", "planes": "gptq-planes"},
+        word_forms=(GPTQ, GPTQ_V1),
+        merges=True,
+        dense_key="dynamic",
+        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq",
+        group_sizes=(128, 64, 32),
+    )
+    method = "gptq"
+    orders = True
+    keys = GPTQ_KEYS
+    side_files: ClassVar[Mapping[str, str]] = {"quantize_config.json": "gptq"}
+    companions = (*ColumnsDialect.companions, G_IDX)
+    symmetric_key = "sym"
+
+    def __init__(self, kind: str = V1) -> None:
+        """``kind``: the ``checkpoint_format`` to write; that of v1, zero points less by one, every reader knows."""
+        self._kind = kind
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names GPTQ, and not planes."""
+        return super().claims_config(config) and declared_format(config[HUGGING_FACE]) != PLANAR
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Codes in planes are of the container ``planes``."""
+        if WordsLayout.of(spec).form == GPTQ_PLANES:
+            return "its codes are in a stream: those in planes are of --container planes"
+        return super().refuses_layer(spec)
+
+    def fitted(self, artifact: Artifact) -> GptqFormat:
+        """Return the dialect with the zero points that the layers have; less by one where they are all the middle one.
+
+        Raises ``UnsupportedError`` ``gptq.mixed``: zero points of both kinds, of which a folder has one.
+        """
+        layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
+        forms = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
+        if len(forms) > 1:
+            raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
+        return GptqFormat(V2 if GPTQ in forms else V1)
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Return a layer for every ``X.qweight``.
+
+        Raises ``FormatError`` ``gptq.config``, ``gptq.parts``, ``gptq.dtype``, ``gptq.shape``, ``gptq.order``;
+        ``UnsupportedError`` ``gptq.format``, ``gptq.bits``, ``gptq.conv1d``.
+        """
+        layers = super().layers(entries, config)
+        if layers and config.get("model_type") in _CONV1D:
+            raise unsupported(
+                "gptq.conv1d", "layers that are stored [outputs, inputs]", f"model_type {config['model_type']}"
+            )
+        return layers
+
+    def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
+        """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups.
+
+        A folder of symmetric codes has one zero point, by which the two layouts of zero points differ: if no layer fits
+        the declared layout and all fit the other one, the folder is read in the other one (``remarks``).
+        """
+        name = declared_format(quantization)
+        if name not in _FORMATS:
+            raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(name[:40]))
+        bits, group = self.number(quantization, ("bits",), 1, 8), self.group(quantization)
+        declared, ordered = self.declared(quantization, bits, group), quantization.get("desc_act") is True
+        layers = [self._layer(entries, stem, declared, name, ordered=ordered) for stem in stems]
+        if not self.is_symmetric(quantization):
+            yield from layers
+            return
+        fits = self.all_middle(entries, layers)
+        others = [other for layer in layers if (other := _other_zero_points(layer)) is not None]
+        if layers and not any(fits) and len(others) == len(layers) and all(self.all_middle(entries, others)):
+            yield from others
+            return
+        if not all(fits):
+            raise self.contradiction(layers[fits.index(False)])
+        yield from layers
+
+    def _layer(self, entries: Entries, stem: str, declared: Declared, format: str, *, ordered: bool) -> Layer:
+        _, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
+        order = self._order(entries, stem, scales.shape)
+        if order is None and ordered:
+            raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
+        rows, cols, bits, group = self.shape_of(entries, stem, declared)
+        if order is not None:
+            if declared.rules:
+                runs, groups = bool((np.diff(order) >= 0).all()), scales.shape[0] if scales.shape else 0
+                group = _run(order) if runs else self.group_of(declared, stem, order.size, groups)
+            cols = order.size
+        layout = WordsLayout(_form(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
+        layer = self.checked(entries, stem, (rows, cols), layout)
+        return layer if order is None else _ordered(layer, layout, order, stem)
+
+    def is_symmetric(self, quantization: Config) -> bool:
+        """Whether ``sym`` is true, and no rule in ``dynamic`` says otherwise."""
+        return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
+
+    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """One line of words, without the bits behind its last zero point."""
+        bits, rows = layout.bits, shape[0]
+        planes = PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),)
+        period = np.frombuffer(_period(layout.point - (layout.form == GPTQ_V1), planes), "<u4")
+        line = np.resize(period, layout.zero_shape(shape)[1])
+        mask = np.full(line.size, 0xFFFFFFFF, np.uint32)
+        if layout.form == GPTQ_PLANES:
+            mask[rows // 32 * bits :] = 0
+        elif rows * bits % 32:
+            mask[-1] = (1 << rows * bits % 32) - 1
+        return line, mask
+
+    def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
+        """``gptq.format``: two keys state different formats. ``gptq.zero-points``: the stated one does not fit."""
+        quantization, remarks = self.quantization(config), []
+        declared, older = declared_format(quantization), quantization.get("checkpoint_format")
+        if older is not None and str(older).lower() != declared:
+            text = f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: read by format, as GPTQModel"
+            remarks.append(("gptq.format", f"{text} does; transformers and vLLM read checkpoint_format"))
+        read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).form) if layers else None
+        if declared in (V1, V2) and read is not None and read != declared:
+            text = f"zero points are stored as in {read}, although config.json states {declared}: with sym true only"
+            remarks.append(("gptq.zero-points", f"{text} {read} gives the middle one; read as {read}"))
+        return remarks
+
+    def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
+        """Return the group of each column, checked; None where the file does not say."""
+        entry = entries.get(stem + G_IDX)
+        if entry is None:
+            return None
+        if entry.dtype != "i32" or len(entry.shape) != 1 or not entry.shape[0]:
+            raise FormatError(
+                "gptq.dtype",
+                f"expected i32 in one dimension, found {entry.dtype} {list(entry.shape)}",
+                where=entry.name,
+            )
+        order, groups = entry.parts[DATA].array(), scales[0] if scales else 0
+        if int(order.min()) < 0 or int(order.max()) >= groups:
+            raise FormatError(
+                "gptq.order",
+                f"expected groups from 0 to {groups - 1}, found {int(order.min())} to {int(order.max())}",
+                where=entry.name,
+            )
+        return order
+
+    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Zero points in the middle."""
+        bits, point = layout.bits, layout.point - (self._kind == V1)
+        period = _period(point, PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),))
+        count = 4 * prod(layout.zero_shape(shape))
+
+        def rows() -> bytes:
+            return (period * (count // len(period) + 1))[:count]
+
+        return rows
+
+    def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
+        """As of all such layers, and ``X.g_idx``."""
+        layout, cols = WordsLayout.of(spec), spec.shape[1]
+        stem = spec.name.removesuffix(".weight")
+        group = layout.group or cols
+
+        def plain() -> bytes:
+            return (np.arange(cols) // group).astype("<i4").tobytes()
+
+        g_idx = Piece(ORDER, stem + G_IDX, "i32", (cols,), 4 * cols, None if layout.order else plain)
+        return [*super().layer_pieces(spec), g_idx]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as GPTQModel writes it; under ``dynamic`` what differs or is dense."""
+        usual, own = self.usual(artifact)
+        if usual is None:
+            return {}
+        dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in self.dense_layers(artifact)}
+        for name, layout in own.items():
+            if (layout.bits, layout.group) != (usual.bits, usual.group):
+                dynamic[f"+:^{re.escape(name)}$"] = {"bits": layout.bits, "group_size": layout.group or -1}
+        return {
+            HUGGING_FACE: {
+                "quant_method": "gptq",
+                "bits": usual.bits,
+                "group_size": usual.group or -1,
+                "desc_act": any(layout.order for layout in own.values()),
+                "sym": all(isinstance(layout.zero, Constant) for layout in own.values()),
+                "lm_head": "lm_head" in own,
+                "checkpoint_format": self._kind,
+                "pack_dtype": "int32",
+                **({"dynamic": dynamic} if dynamic else {}),
+            }
+        }
+
+
+class GptqPlanesFormat(GptqFormat):
+    """Dense tensors, and layers whose codes of 3, 5, 6 or 7 bits are packed in planes (``gptq_p``)."""
+
+    name = "gptq-planes"
+    summary = (
+        "a folder of GPTQModel: dense tensors, and layers of 2 to 8 bits in its words, those of 3, 5, 6, 7 in planes"
+    )
+    traits = replace(
+        GptqFormat.traits,
+        word_forms=(GPTQ, GPTQ_PLANES),
+        merges=False,
+        how_to_quantize="ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes",
+    )
+    served = False
+
+    def __init__(self) -> None:
+        super().__init__(PLANAR)
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quantization_config`` names GPTQ, and planes."""
+        return ColumnsDialect.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Codes that are read as planes lie in planes."""
+        layout = WordsLayout.of(spec)
+        if layout.form == GPTQ and layout.bits in PLANES:
+            return f"its codes of {layout.bits} bits are in planes"
+        return ColumnsDialect.refuses_layer(self, spec)
+
+    def fitted(self, artifact: Artifact) -> GptqPlanesFormat:
+        """Zero points of one kind: always as they are."""
+        return self
+
+
+def declared_format(quantization: Config) -> str:
+    """Return the layout that the configuration declares: ``format`` comes before ``checkpoint_format``, as in
+    GPTQModel."""
+    values = (quantization.get(key) for key in ("format", "checkpoint_format"))
+    value = next((value for value in values if value is not None), V1)
+    return value.lower() if isinstance(value, str) else repr(value)
+
+
+def _other_zero_points(layer: Layer) -> Layer | None:
+    """Return the layer with its zero points read as the other of v1 and v2 has them; None in planes."""
+    layout = words_layout(layer)
+    other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.form)
+    return None if other is None else replace(layer, layout=replace(layout, form=other))
+
+
+def _form(format: str, bits: int, stem: str) -> str:
+    forms = _FORMATS[format]
+    if bits not in forms:
+        raise UnsupportedError(
+            f"expected {', '.join(map(str, sorted(forms)))} bits in {format}, found {bits}",
+            rule="gptq.bits",
+            where=stem,
+        )
+    return forms[bits]
+
+
+def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
+    """Return 32 codes that are all ``point``, in words."""
+    period = b""
+    for width, low in planes:
+        field = point >> low & (1 << width) - 1
+        period += sum(field << width * index for index in range(32)).to_bytes(4 * width, "little")
+    return period
+
+
+def _run(order: Array) -> int | None:
+    """Return how many columns the first group has if they come first; None where that is all of them."""
+    behind = np.flatnonzero(order != order[0])
+    return int(behind[0]) if behind.size else None
+
+
+def _ordered(layer: Layer, layout: WordsLayout, order: Array, stem: str) -> Layer:
+    """Return the layer with its ``g_idx``: a part where groups are not runs of columns, else nothing new."""
+    if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
+        return replace(layer, also=(stem + G_IDX,))
+    return replace(layer, layout=replace(layout, order=True), parts={**layer.parts, ORDER: stem + G_IDX})

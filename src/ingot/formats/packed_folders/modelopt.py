@@ -1,0 +1,290 @@
+"""Folders of NVIDIA's ModelOpt: NVFP4, FP8 and INT4 (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ingot.errors import CodecError, FormatError, UnsupportedError
+from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.packed_folders.compressed_keys import GROUP
+from ingot.formats.packed_folders.compressed_settings import brief
+from ingot.formats.packed_folders.config_keys import ANY, Key, irrelevant, refused, used
+from ingot.formats.packed_folders.floats import (
+    FP4,
+    FP8,
+    config_dtype,
+    fp4_layer,
+    fp8_layer,
+    layout_to_write,
+    module_names,
+)
+from ingot.formats.safetensors.pieces import Piece
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.affine import CODES, WHOLE, Constant, Group
+from ingot.model.layouts.packed_words import FACTORS, MODELOPT, WordsLayout
+from ingot.model.layouts.scaled_codebook import (
+    DTYPES_OF_VALUES,
+    INDICES,
+    MULTIPLY,
+    SCALES,
+    SECOND,
+    ScaledCodebookLayout,
+)
+from ingot.model.spec import TensorSpec
+
+_SCALE, _SECOND, _FACTORS = "_scale", "_scale_2", ".pre_quant_scale"
+_INT4 = "W4A16_AWQ"
+_SIDE_FILE = "hf_quant_config.json"
+_KV_CACHE = ("kv_cache_quant_algo", "kv_cache_scheme")
+_ALGORITHM = "quant_algo"
+_LAYER_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "FP8", _INT4)
+_ALGORITHMS = (*_LAYER_ALGORITHMS, "MIXED_PRECISION")
+
+
+_LAYER: Mapping[str, Key] = {
+    _ALGORITHM: refused("weights of this layer are packed otherwise", *_LAYER_ALGORITHMS),
+    "group_size": used("columns of a group; shapes show it"),
+    "has_zero_point": refused("integers have zero points"),
+    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+    "awq_block_size": used("columns of a group; shapes show it"),
+}
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    _ALGORITHM: used("how weights are packed"),
+    "producer": irrelevant("the writing program"),
+    "ignore": irrelevant("which layers are dense; the types of the entries show it"),
+    "exclude_modules": irrelevant("which layers are dense; the types of the entries show it"),
+    "group_size": used("columns of a group; shapes show it"),
+    "has_zero_point": refused("integers have zero points"),
+    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+    "quantized_layers": used("layers that differ", {ANY: used("one layer", _LAYER)}),
+    "config_groups": used(
+        "how inputs are quantized",
+        {
+            ANY: used(
+                "one group",
+                {
+                    **GROUP,
+                    "has_zero_point": refused("integers have zero points"),
+                    "pre_quant_scale": used("whether inputs are multiplied by something; the entries show it"),
+                },
+            )
+        },
+    ),
+    "kv_cache_quant_algo": used("how keys and values are quantized"),
+    "kv_cache_scheme": used("how keys and values are quantized"),
+    "rotation": refused("inputs of layers are multiplied by a rotation while the model runs"),
+    "lora_rank": refused("a product of two small matrices is added to each layer"),
+}
+"""What the reader does with each key."""
+
+
+class ModelOptFormat(PackingDialect):
+    """``X.weight`` (U8 or F8_E4M3), ``X.weight_scale`` and, of NVFP4, ``X.weight_scale_2``; of integers of 4 bits
+    perhaps ``X.pre_quant_scale``, by which inputs are multiplied."""
+
+    name = "modelopt"
+    summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
+    traits = replace(
+        PackingDialect.traits,
+        packed_codecs=(ScaledCodebookLayout.codec, WordsLayout.codec),
+        merges=True,
+        dense_key="ignore",
+        how_to_quantize=(
+            'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 16, scales = '
+            '"f8_e4m3fn", second = "multiply" } (NVFP4) or { table = "f8_e4m3fn", group = "tensor" } (FP8)'
+        ),
+        group_sizes=(128, 64, 32),
+    )
+    keys = KEYS
+    side_files: ClassVar[Mapping[str, str]] = {_SIDE_FILE: "modelopt"}
+    companions = ("weight" + _SCALE, "weight" + _SECOND)
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quant_method`` is modelopt."""
+        stated = config.get(HUGGING_FACE)
+        return isinstance(stated, Mapping) and stated.get("quant_method") in ("modelopt", "modelopt_fp4")
+
+    def from_side_file(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """Return ``quantization`` of the file, beside the other keys; raises ``FormatError`` ``modelopt.config``."""
+        inner = stated.pop("quantization", None)
+        if not isinstance(inner, dict):
+            raise FormatError("modelopt.config", "expected an object under 'quantization'", where=_SIDE_FILE)
+        return {**stated, **inner}
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``.
+
+        ``UnsupportedError`` ``modelopt.algorithm``: packed otherwise; ``modelopt.pre-quant-scale``: inputs of other
+        layers than those of integers are multiplied by something.
+        """
+        algorithm = config[HUGGING_FACE].get(_ALGORITHM)
+        if algorithm is not None and str(algorithm).upper() not in _ALGORITHMS:
+            raise UnsupportedError(
+                f"expected quant_algo {', '.join(_ALGORITHMS)}, found {str(algorithm)[:80]!r}",
+                rule="modelopt.algorithm",
+            )
+        dtype, found = config_dtype(config), []
+        for key, entry in entries.items():
+            packed = entry.dtype == "u8" and key.endswith(WEIGHT)
+            if not packed and entry.dtype not in FP8:
+                continue
+            if entry.dtype in FP8 and key.endswith(_SCALE):
+                continue
+            scale = entries.get(key + _SCALE)
+            integers = packed and scale is not None and scale.dtype in DTYPES_OF_VALUES and key + _SECOND not in entries
+            if scale is None or (packed and not integers and key + _SECOND not in entries):
+                raise FormatError("modelopt.parts", f"expected {key + _SCALE!r} beside it, found none", where=key)
+            if integers:
+                found.append(_integers(entries, key, dtype))
+            elif packed:
+                keys = {INDICES: key, SCALES: key + _SCALE, SECOND: key + _SECOND}
+                found.append(fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16))
+            else:
+                found.append(fp8_layer(entries, key, key + _SCALE, self.name, dtype))
+        taken = {key for layer in found for key in layer.parts.values()}
+        stray = next((key for key in entries if key.endswith(_FACTORS) and key not in taken), None)
+        if stray is not None:
+            raise UnsupportedError(
+                "expected inputs that are multiplied by nothing, but for layers of integers of 4 bits",
+                rule="modelopt.pre-quant-scale",
+                where=stray,
+            )
+        return found
+
+    def refuses_layer(self, spec: TensorSpec) -> str | None:
+        """Why a tensor cannot be a matrix of NVFP4, FP8 or integers; None if it can."""
+        if spec.codec == WordsLayout.codec:
+            return _refuses_integers(spec)
+        layout = layout_to_write(spec)
+        if isinstance(layout, str):
+            return layout
+        if layout not in (_nvfp4(layout.dtype), _fp8(layout.dtype)):
+            return "its packed layers are NVFP4, whose scales are multiplied by a second one, and FP8 with one scale"
+        if not spec.name.endswith(WEIGHT) or len(spec.shape) != 2 or not spec.size:
+            return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+        if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
+            return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
+        return None
+
+    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
+        """``X.weight`` and ``X.weight_scale``, and ``X.weight_scale_2`` of NVFP4, ``X.pre_quant_scale`` of integers."""
+        if spec.codec == WordsLayout.codec:
+            return _integer_pieces(spec)
+        layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
+        if layout == _fp8(layout.dtype):
+            return [
+                Piece(INDICES, spec.name, "f8_e4m3fn", spec.shape, rows * cols),
+                Piece(SCALES, spec.name + _SCALE, "f32", (), 4),
+            ]
+        return [
+            Piece(INDICES, spec.name, "u8", (rows, cols // 2), rows * cols // 2),
+            Piece(SCALES, spec.name + _SCALE, "f8_e4m3fn", (rows, cols // 16), rows * cols // 16),
+            Piece(SECOND, spec.name + _SECOND, "f32", (), 4),
+        ]
+
+    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` as ModelOpt writes it; where no scales of activations are beside the weights,
+        these alone are quantized."""
+        activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
+        packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
+        layers = {spec.name.removesuffix(WEIGHT): _layer_stated(spec, activations=activations) for spec in packed}
+        if not layers:
+            return {}
+        source = self.source_config(artifact)
+        integers = [WordsLayout.of(spec) for spec in packed if spec.codec == WordsLayout.codec]
+        kinds = {layer["quant_algo"] for layer in layers.values()}
+        groups = {layer["group_size"] for layer in layers.values() if "group_size" in layer}
+        mixed = len(kinds) > 1 or len(groups) > 1
+        return {
+            HUGGING_FACE: {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION" if mixed else kinds.pop(),
+                "producer": {"name": "modelopt"},
+                "ignore": module_names(artifact, self.traits.packed_codecs),
+                **({"group_size": groups.pop()} if len(groups) == 1 else {}),
+                **({"has_zero_point": False} if integers else {}),
+                **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),
+                **({"quantized_layers": layers} if mixed and integers else {}),
+                **{key: source[key] for key in _KV_CACHE if source.get(key) is not None},
+            }
+        }
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """What is said of keys and values; and ``quant_algo`` where it is of inputs too."""
+        stated = config.get(HUGGING_FACE)
+        known = stated if isinstance(stated, Mapping) else {}
+        inputs = {_ALGORITHM: algorithm} if (algorithm := known.get(_ALGORITHM)) in ("NVFP4", "FP8") else {}
+        return inputs | {key: brief(known[key]) for key in _KV_CACHE if known.get(key) is not None}
+
+
+def _layer_stated(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
+    if spec.codec == WordsLayout.codec:
+        return {"quant_algo": _INT4, "group_size": WordsLayout.of(spec).group or spec.shape[1]}
+    if ScaledCodebookLayout.of(spec).bits == 8:
+        return {"quant_algo": "FP8"}
+    return {"quant_algo": "NVFP4" if activations else "W4A16_NVFP4", "group_size": 16}
+
+
+def _integers(entries: Entries, key: str, dtype: str) -> Layer:
+    """A matrix of signed integers of 4 bits, two rows in a byte."""
+    codes, scale = entries[key], entries[key + _SCALE]
+    rows, cols = (2 * codes.shape[0], codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
+    groups = scale.shape[1] if len(scale.shape) == 2 else 0
+    if not rows or not cols or not groups or scale.shape[0] != rows or cols % groups:
+        raise FormatError(
+            "modelopt.shape",
+            f"expected two rows in a byte, and scales for groups of each, found shapes {list(codes.shape)} and "
+            f"{list(scale.shape)}",
+            where=key,
+        )
+    parts, factors = {CODES: key, SCALES: key + _SCALE}, entries.get(key.removesuffix(WEIGHT) + _FACTORS)
+    if factors is not None:
+        if factors.dtype not in DTYPES_OF_VALUES or factors.shape != (cols,):
+            raise FormatError(
+                "modelopt.shape",
+                f"expected {cols} factors of inputs, found {factors.dtype} {list(factors.shape)}",
+                where=factors.name,
+            )
+        dtype, parts[FACTORS] = factors.dtype, factors.name
+    group = None if groups == 1 else cols // groups
+    layout = WordsLayout(MODELOPT, 4, group, Constant(0), dtype, scale.dtype, factors=factors is not None)
+    return Layer(key, (rows, cols), layout, parts)
+
+
+def _refuses_integers(spec: TensorSpec) -> str | None:
+    try:
+        layout = WordsLayout.of(spec)
+    except CodecError as error:
+        return error.message
+    if layout.form != MODELOPT:
+        return f"its integers are of the form {MODELOPT}, not {layout.form}"
+    rows, cols = spec.shape
+    if layout.group and cols % layout.group:
+        return f"its groups divide the columns, found {layout.group} of {cols}"
+    if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2:
+        return f"its packed layers are matrices called X{WEIGHT} of pairs of rows, found shape {list(spec.shape)}"
+    return "its packed layers are uncompressed" if any(part.encoding != "raw" for part in spec.parts) else None
+
+
+def _integer_pieces(spec: TensorSpec) -> Sequence[Piece]:
+    layout, cols = WordsLayout.of(spec), spec.shape[1]
+    sizes = {part.role: part.length or 0 for part in spec.parts}
+    pieces = [
+        Piece(CODES, spec.name, "u8", layout.code_shape(spec.shape), sizes[CODES]),
+        Piece(SCALES, spec.name + _SCALE, layout.scales, layout.scale_shape(spec.shape), sizes[SCALES]),
+    ]
+    if layout.factors:
+        name = spec.name.removesuffix(WEIGHT) + _FACTORS
+        pieces.append(Piece(FACTORS, name, layout.dtype, (cols,), sizes[FACTORS]))
+    return pieces
+
+
+def _nvfp4(dtype: str) -> ScaledCodebookLayout:
+    return ScaledCodebookLayout(4, Group(16), dtype, scales="f8_e4m3fn", values=FP4, second=MULTIPLY)
+
+
+def _fp8(dtype: str) -> ScaledCodebookLayout:
+    return ScaledCodebookLayout(8, WHOLE, dtype, values="f8_e4m3fn")

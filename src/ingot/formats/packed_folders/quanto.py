@@ -1,0 +1,155 @@
+"""Folders of optimum-quanto: bytes with a scale for each row, and integers of 2 and 4 bits (``spec/interop.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.packed_folders.compressed_settings import brief
+from ingot.formats.packed_folders.config_keys import Key, irrelevant, used
+from ingot.formats.packed_folders.floats import FP8, fp8_layer
+from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, ZEROS, AffineLayout
+from ingot.model.layouts.dense import DATA
+from ingot.model.layouts.packed_words import FORMS, QUANTO, WordsLayout
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+
+MAP = "quanto_qmap.json"
+_DATA, _PACKED, _SCALE, _SHIFT = "._data", "._data._data", "._scale", "._shift"
+# Inputs of a Linear, by what config.json calls them: files hold groups, and not how many there are in a row.
+_INPUTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("hidden_size",)),
+    "down_proj": ("intermediate_size",),
+    "o_proj": ("num_attention_heads", "head_dim"),
+}
+_SCALES = ("f16", "bf16", "f32")
+_ACTIVATIONS = (".input_scale", ".output_scale")
+
+
+KEYS: Mapping[str, Key] = {
+    "quant_method": used("the dialect"),
+    "weights": irrelevant("the type of the codes; the entries show it"),
+    "activations": used("how inputs are quantized"),
+    "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
+}
+"""What the reader does with each key."""
+
+
+class QuantoFormat(Dialect):
+    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, one a row; ``X.weight._data._data`` of 2 or 4 bits."""
+
+    name = "quanto"
+    summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
+
+    keys = KEYS
+    companions = (_DATA, _PACKED, _SCALE, _SHIFT)
+
+    def claims_config(self, config: Config) -> bool:
+        """Whether ``quant_method`` is quanto; a folder of the package's own has ``quanto_qmap.json`` instead."""
+        stated = config.get(HUGGING_FACE)
+        return isinstance(stated, Mapping) and stated.get("quant_method") == "quanto"
+
+    def read_config(self, store: Store) -> dict[str, object]:
+        """Return the folder's ``config.json``, with what ``quanto_qmap.json`` being there says."""
+        config = super().read_config(store)
+        return {**config, HUGGING_FACE: {"quant_method": "quanto"}} if store.exists(MAP) else config
+
+    def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
+        """Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
+        ``quanto.type``: codes of less than a byte of a matrix whose shape nothing says, or with integer zero points."""
+        found = []
+        for key in entries:
+            if key.endswith(_PACKED):
+                found.append(_packed(entries, key.removesuffix(_PACKED), config))
+            elif key.endswith(_DATA):
+                found.append(_layer(entries, key.removesuffix(_DATA)))
+        return found
+
+    def activations(self, config: Config) -> Mapping[str, str]:
+        """``activations``, if they are quantized."""
+        kind = self.quantization(config).get("activations")
+        return {} if kind is None else {"activations": brief(kind)}
+
+
+def _layer(entries: Entries, name: str) -> Layer:
+    codes, scale = entries[name + _DATA], entries.get(name + _SCALE)
+    if scale is None:
+        raise FormatError("quanto.parts", f"expected {name + _SCALE!r} beside it, found none", where=name)
+    also = _activations(entries, name)
+    if codes.dtype in FP8:
+        return replace(fp8_layer(entries, name + _DATA, name + _SCALE, "quanto", scale.dtype), name=name, also=also)
+    if codes.dtype != "i8" or scale.dtype not in _SCALES:
+        raise FormatError("quanto.dtype", f"expected i8 or FP8, found {codes.dtype} and {scale.dtype}", where=name)
+    if len(codes.shape) != 2 or scale.shape != (codes.shape[0], 1) or not prod(codes.shape):
+        raise FormatError(
+            "quanto.shape",
+            f"expected a matrix and a scale for each row, found {list(codes.shape)} and {list(scale.shape)}",
+            where=name,
+        )
+    layout = AffineLayout(8, ROW, ROWS_LSB, True, NO_ZERO, scale.dtype, scale.dtype)
+    return Layer(name, codes.shape, layout, {CODES: codes.name, SCALES: scale.name}, also)
+
+
+def _packed(entries: Entries, name: str, config: Config) -> Layer:
+    codes, scale, shift = taken_together(entries, name, (_PACKED, _SCALE, _SHIFT), "quanto.parts").values()
+    if codes.dtype != "u8" or scale.dtype not in _SCALES:
+        raise FormatError("quanto.dtype", f"expected u8 and floats, found {codes.dtype} and {scale.dtype}", where=name)
+    count = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == 1 else 0
+    lines, group = codes.shape if len(codes.shape) == 2 else (0, 0)
+    known = [bits for bits in FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
+    if not count or not group or not known or shift.shape != scale.shape:
+        raise FormatError(
+            "quanto.shape",
+            f"expected groups as rows, a scale and a shift each, found {list(codes.shape)}, {list(scale.shape)} and "
+            f"{list(shift.shape)}",
+            where=name,
+        )
+    cols = _columns(entries, name, config, count * group)
+    if cols is None or cols % group or shift.dtype != scale.dtype or len(known) > 1:
+        raise UnsupportedError(
+            f"expected groups of a matrix whose shape a bias or config.json tells, with shifts of {scale.dtype}, found "
+            f"{count} groups of {group} and shifts of {shift.dtype}",
+            rule="quanto.type",
+            where=name,
+        )
+    layout = WordsLayout(QUANTO, known[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
+    parts = {CODES: codes.name, SCALES: scale.name, ZEROS: shift.name}
+    return Layer(name, (count * group // cols, cols), layout, parts, _activations(entries, name))
+
+
+def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
+    """Return the columns of a matrix of ``size`` numbers; None where neither its bias nor the configuration tells.
+
+    Models of several parts (``text_config``, ``vision_config``) name modules alike: what they state has to agree.
+    """
+    module = name.rpartition(".")[0]
+    bias = entries.get(f"{module}.bias")
+    if bias is not None and bias.size and size % bias.size == 0:
+        return size // bias.size
+    keys = _INPUTS.get(module.rpartition(".")[2], ())
+    parts = [config, *(value for value in config.values() if isinstance(value, Mapping))]
+    found = {cols for part in parts if (cols := _stated(part, keys)) is not None and size % cols == 0}
+    return found.pop() if len(found) == 1 else None
+
+
+def _stated(config: Config, keys: Sequence[str]) -> int | None:
+    """Return the product of what a configuration states under ``keys``; None where that are no sizes."""
+    sizes = [config.get(key) for key in keys]
+    if keys[-1:] == ("head_dim",) and sizes[-1] is None:
+        sizes = [config.get("hidden_size")]
+    known = [item for item in sizes if type(item) is int and 0 < item < 2**31]
+    return prod(known) if sizes and len(known) == len(sizes) else None
+
+
+def _activations(entries: Entries, name: str) -> tuple[str, ...]:
+    """Return the entries of a module that say nothing of its activations."""
+    module = name.rpartition(".")[0]
+    return tuple(key for ending in _ACTIVATIONS if (key := module + ending) in entries and _is_one(entries[key]))
+
+
+def _is_one(scale: Tensor) -> bool:
+    """Whether a scale of activations says nothing: quanto writes 1 where they are not quantized."""
+    return scale.size == 1 and scale.dtype in _SCALES and bool((scale.parts[DATA].array().astype("f4") == 1).all())

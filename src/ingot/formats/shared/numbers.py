@@ -1,0 +1,102 @@
+"""Integers of less than a byte, and parts that are made of what is stored: what formats of programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ingot.core.bytes.checked import require_inside
+from ingot.core.runtime.memory import require_ram
+from ingot.model.bytesource import Buffer, DerivedSource, MemorySource
+
+Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
+
+
+def packed_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Pack rows of integers of at most 8 bits, [rows, each], each into a stream that begins at a byte, low bits first.
+
+    Bits past ``bits`` are dropped: a negative integer is packed in two's complement.
+    """
+    rows, each = codes.shape
+    stream = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, count=bits, bitorder="little")
+    return np.packbits(stream.reshape(rows, each * bits), axis=1, bitorder="little").tobytes()
+
+
+def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool) -> Codes:
+    """Undo ``packed_rows``: i16 [rows, each]."""
+    stored = np.frombuffer(data, np.uint8).reshape(rows, -(-each * bits // 8))
+    stream = np.unpackbits(stored, axis=1, count=each * bits, bitorder="little").reshape(rows, each, bits)
+    codes: Codes = np.packbits(stream, axis=2, bitorder="little").reshape(rows, each).astype(np.int16)
+    return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
+
+
+class ConvertedSource(MemorySource, DerivedSource):
+    """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats.
+
+    ``digest`` is that of the stored ones, which ``read`` compares; None where there is none.
+    """
+
+    def __init__(self, read: Callable[[], bytes], size: int, name: str, digest: str | None = None) -> None:
+        super().__init__(b"", name)
+        self.size, self.digest = size, digest
+        self._read: Callable[[], bytes] | None = read
+
+    def working_bytes(self) -> int:
+        """Return the bytes of the result, and of the stored bytes that it is computed from."""
+        return 2 * self.size
+
+    def view(self, offset: int, length: int) -> memoryview:
+        if self._read is not None:
+            self._data = memoryview(self._read())
+            self._read = None
+        return super().view(offset, length)
+
+
+class ComputedSource(DerivedSource):
+    """Bytes of a tensor that ``compute`` returns at the first read; they are kept until the last byte is read.
+
+    Parameters
+    ----------
+    compute : callable
+    size : int
+        Bytes that ``compute`` returns.
+    making : int
+        Bytes of memory that computing takes.
+    name : str
+        For messages.
+    """
+
+    mapped = False
+
+    def __init__(self, compute: Callable[[], Buffer], size: int, making: int, name: str) -> None:
+        self._compute = compute
+        self._data: memoryview | None = None
+        self.size, self._making, self.name = size, making, name
+
+    def computing_bytes(self) -> int:
+        return self._making
+
+    def view(self, offset: int, length: int) -> memoryview:
+        require_inside(offset, length, self.size, self.name)
+        if not length:
+            return memoryview(b"")
+        data = self._data
+        if data is None:
+            require_ram(self._making, "values that the program computes", self.memory_hint(), where=self.name)
+            data = self._data = memoryview(self._compute())
+        if offset + length == self.size:
+            self._data = None
+        return data[offset : offset + length]
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        chunk = self.view(offset, out.nbytes)
+        if chunk.nbytes:
+            out.cast("B")[:] = chunk
+
+    def changed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._data = None

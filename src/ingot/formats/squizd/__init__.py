@@ -1,1 +1,0 @@
-"""SQUIZD (``.squizd``), version 1. Byte layout, rules by name and decisions: ``spec/squizd.md``."""

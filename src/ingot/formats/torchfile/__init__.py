@@ -1,1 +1,0 @@
-"""Files that ``torch.save`` wrote (``spec/torch.md``)."""

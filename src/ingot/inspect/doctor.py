@@ -1,0 +1,97 @@
+"""Examine an installation."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import numpy as np
+
+import ingot
+from ingot.core.bytes import checksums
+from ingot.core.runtime.isa import available_isas
+from ingot.core.runtime.isa import isa as current_isa
+from ingot.core.runtime.memory import available_ram, format_size
+from ingot.core.runtime.parallel import default_workers
+from ingot.errors import install_hint
+from ingot.reporting.report import Figure, Line, Report, table_of
+from ingot.stores.local import LocalStore
+
+# What each extra brings, and what it is for.
+EXTRAS = {
+    "torch": ("torch", "ckpt[...].torch(), ingot.torch, files of torch.save"),
+    "transformers": ("transformers", "ingot.load_model, ingot generate, ingot eval"),
+    "mlx": ("mlx-lm", "ingot.mlx, state_dict(framework='mlx')"),
+    "eval": ("lm-eval", "python -m ingot.lm_eval"),
+    "jax": ("jax", "state_dict(framework='jax')"),
+    "scipy": ("scipy", "ckpt[...].sparse('scipy')"),
+    "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
+    "gguf": ("gguf", "model folders to and from GGUF (names of tensors)"),
+    "hub": ("huggingface_hub", "hf: addresses and models by their names on the Hub"),
+    "ray": ("ray", "convert, verify, compare(engine='ray'): many machines"),
+    "remote": ("obstore", "s3:, gs: and az: addresses"),
+}
+_CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing examined: ``state`` is ``ok``, ``absent`` (optional) or ``bad``; ``advice`` says what to do."""
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def checks_report(checks: Sequence[Check]) -> Report:
+    """Return the checks as a table, and as lines what to do."""
+    heads = {"name": "check", "state": "state", "found": "found"}
+    advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
+    closing = [Line("{item}", each="advice")]
+    tables = [table_of("", checks, Check, heads)]
+    return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)
+
+
+def examine() -> list[Check]:
+    """Return all checks; none raises."""
+    return [
+        Check("ingot", "ok", f"{ingot.__version__}, {ingot.__file__}"),
+        Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
+        Check("numpy", "ok", np.__version__),
+        _native(),
+        _checksum(),
+        Check("processors", "ok", f"{default_workers()} for this process"),
+        Check("memory", "ok", f"{format_size(available_ram())} available"),
+        Check("reading", "ok", f"{LocalStore('.').io} in the current folder"),
+        *(_extra(name, package, use) for name, (package, use) in EXTRAS.items()),
+    ]
+
+
+def _native() -> Check:
+    isa = current_isa()
+    sets = ", ".join(available_isas())
+    advice = ""
+    if isa == "baseline" and platform.machine().lower() in ("x86_64", "amd64"):
+        advice = "this processor has neither AVX2 nor AVX-512 (or hides them): kernels run several times slower"
+    return Check("native core", "ok", f"instruction set {isa} (this processor can run: {sets})", advice)
+
+
+def _checksum() -> Check:
+    digest = checksums.digest("crc32c", b"123456789")
+    good = checksums.same(_CHECK_VALUE, digest)
+    return Check(
+        "checksum",
+        "ok" if good else "bad",
+        digest,
+        "" if good else "the native core gives wrong results: reinstall Ingot",
+    )
+
+
+def _extra(name: str, package: str, use: str) -> Check:
+    try:
+        return Check(f"extra {name}", "ok", f"{package} {metadata.version(package)}")
+    except metadata.PackageNotFoundError:
+        return Check(f"extra {name}", "absent", f"for {use}", f"{install_hint(name)} if you need {use}")

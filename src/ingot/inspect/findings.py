@@ -1,0 +1,53 @@
+"""What ``verify`` has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+from ingot.errors import IngotError
+from ingot.reporting.report import Figure, Line, Report, table_of
+from ingot.stores.table import location_of
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``verify`` has to say.
+
+    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule``
+    is the rule's name on the spec page, ``where`` the file, tensor and part.
+    """
+
+    level: str
+    rule: str
+    where: str
+    message: str
+
+
+def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Report:
+    """Return what ``verify`` found, and whether the file is whole."""
+    errors = sum(item.level == "error" for item in findings)
+    figures = [
+        Figure("path", location_of(path)),
+        Figure("ok", not errors, "flag"),
+        Figure("errors", errors, "count", data=False),
+        Figure("notes", len(findings) - errors, "count", data=False),
+        Figure("told", [finding_text(item) for item in findings], "texts", data=False),
+    ]
+    notes = ", {notes} note(s)" if len(findings) > errors else ""
+    verdict = "{errors} error(s)" if errors else "ok"
+    lines = [Line("{item}", each="told"), Line(f"{{path}}: {verdict}{notes}")]
+    return Report(figures, lines, [table_of("findings", findings, Finding)])
+
+
+def finding_text(item: Finding) -> str:
+    """Return a finding as one line."""
+    return f"{item.level}: {item.where}: {item.message} [{item.rule}]"
+
+
+def finding_of(error: BaseException, where: str) -> Finding:
+    """Return what an error says, of what it names or else of ``where``."""
+    if isinstance(error, IngotError):
+        return Finding("error", error.rule or "error", error.where or where, error.message)
+    return Finding("error", "memory", where, "not enough memory to check this tensor")

@@ -1,0 +1,158 @@
+"""Inspect: what is in a checkpoint, from its header alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from os import PathLike
+from typing import Any
+
+from ingot.artifacts.open import Source, checkpoint_of, find, open_found
+from ingot.artifacts.remarks import remarks
+from ingot.inspect.receipt import receipt_of
+from ingot.model.stacks import STACK_SELECTORS
+from ingot.model.store import Store
+from ingot.naming.names import layer_of, role_of
+from ingot.reporting.report import Bytes, Shape, Table, Texts
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """One part: storage dtype, logical type, encoding, stored and decoded bytes, digest, where it lies."""
+
+    role: str
+    dtype: str
+    type: str | None
+    encoding: str
+    length: Bytes
+    nbytes: Bytes
+    digest: str | None
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` are told from the name."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    codec: str
+    nbytes: Bytes
+    layer: int | None
+    role: str
+    params: Mapping[str, Any]
+    parts: Sequence[PartInfo]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A checkpoint from outside: sizes in bytes, every tensor, totals; ``notes`` on what it is beside what it looks.
+
+    ``receipt`` are the entries of its receipt: what was measured of it.
+    """
+
+    path: str
+    format: str
+    io: str
+    file_size: Bytes
+    files: Texts
+    metadata: Mapping[str, Any]
+    companions: Texts
+    tensors: Sequence[TensorInfo]
+    details: Sequence[Table] = ()
+    notes: Texts = ()
+    receipt: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> Bytes:
+        """Stored bytes of all parts."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def totals(self, key: str) -> dict[str, tuple[int, int, int]]:
+        """Return tensors, elements and stored bytes by ``codec``, ``dtype``, ``role`` or ``layer``."""
+        count: Counter[str] = Counter()
+        elements: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter()
+        for tensor in self.tensors:
+            value = getattr(tensor, key)
+            label = "-" if value is None else str(value)
+            count[label] += 1
+            elements[label] += tensor.size
+            nbytes[label] += tensor.nbytes
+        return {label: (count[label], elements[label], nbytes[label]) for label in count}
+
+
+def inspect(path: str | PathLike[str]) -> Inspection:
+    """Open ``path`` and describe it; reads no tensor. Errors as ``ingot.open``."""
+    return inspect_found(*find(path))
+
+
+def inspect_found(store: Store, name: str) -> Inspection:
+    """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
+    source = open_found(store, name)
+    try:
+        checkpoint = checkpoint_of(source)
+        files = sorted(source.catalog.headers)
+        receipt, fault = receipt_of(source)
+        return Inspection(
+            path=source.location,
+            format=source.format.name,
+            io=source.io,
+            file_size=source.stored(),
+            files=files,
+            metadata=checkpoint.metadata,
+            companions=sorted(checkpoint.companions),
+            tensors=[_describe(name, checkpoint[name]) for name in checkpoint],
+            details=[*source.catalog.details(), *_stacks(source)],
+            notes=[*(message for _, message in remarks(source)), *([] if fault is None else [fault[1]])],
+            receipt=[] if receipt is None else receipt.entries,
+        )
+    finally:
+        source.close()
+
+
+def _stacks(source: Source) -> Sequence[Table]:
+    """Return the tables of kernel stacks, of a format that has a stack selector."""
+    features, format = source.catalog.features, source.format.name
+    return () if features is None or format not in STACK_SELECTORS else STACK_SELECTORS[format].tables(features)
+
+
+def _describe(name: str, tensor: Any) -> TensorInfo:
+    parts = [
+        PartInfo(
+            role,
+            part.dtype,
+            part.type,
+            part.encoding,
+            part.length,
+            part.nbytes,
+            part.digest,
+            part.source.name.rpartition("/")[2],
+            part.offset,
+        )
+        for role, part in tensor.parts.items()
+    ]
+    return TensorInfo(
+        name,
+        tensor.shape,
+        tensor.dtype,
+        tensor.codec,
+        tensor.occupies,
+        layer_of(name),
+        role_of(name),
+        dict(tensor.params),
+        parts,
+    )

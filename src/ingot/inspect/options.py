@@ -1,0 +1,77 @@
+"""The options of ``compare``, ``verify`` and ``inspect``. The command line is made from them: import nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ingot.artifacts.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, AnyPath, about_engine
+from ingot.core.options import about
+
+if TYPE_CHECKING:
+    from ingot.core.runtime.progress import ProgressCallback
+
+ENGINE = about_engine("the report is the same.")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """A comparison: of what with what."""
+
+    a: AnyPath = field(metadata=about("Reference checkpoint.", argument=True))
+    b: AnyPath = field(metadata=about("Checkpoint to compare with it.", argument=True))
+    _: KW_ONLY
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """A check: of what, and how strict."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
+    _: KW_ONLY
+    repair: bool = field(
+        default=False, metadata=about("First fetch what is not as it was sealed (ingot seal) from where --from says.")
+    )
+    origin: AnyPath | None = field(
+        default=None, metadata=about("Where the same file or folder is right: a path or address.", "--from")
+    )
+    engine: str = field(default="local", metadata=ENGINE)
+    address: str | None = field(default=None, metadata=ADDRESS)
+    io: str = field(default="pread", metadata=IO)
+    max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class SealOptions:
+    """A seal: of what."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    _: KW_ONLY
+    content_id: bool = field(
+        default=True, metadata=about("State the id of the tensors too, which decodes all of them.")
+    )
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """A description: of what, and which part of it."""
+
+    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    _: KW_ONLY
+    tensor: str | None = field(default=None, metadata=about("Show one tensor with its parts and parameters."))
+    by: Literal["layer", "codec", "dtype", "role"] = field(
+        default="layer", metadata=about("Totals by layer, codec, dtype or role.", metavar="KEY")
+    )
+    tensors: bool = field(default=True, metadata=about("List the tensors."))
+    every: bool = field(default=False, metadata=about("Show every tensor, not one line for equal layers.", "--all"))
+    content_id: bool = field(
+        default=False, metadata=about("Hash all weights: the same id for the same tensors in any container.")
+    )
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

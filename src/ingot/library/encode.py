@@ -1,0 +1,145 @@
+"""How an object is stored: a delta, an entropy code, zstd or as it is, whichever is smallest, measured by doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.chunks import STEP
+from ingot.codecs.delta.exact import ID as DELTA
+from ingot.codecs.delta.exact_chunks import is_coded as has_delta
+from ingot.codecs.delta.exact_chunks import pack, params_for
+from ingot.codecs.lossless.float_entropy import EntropyCodec
+from ingot.codecs.lossless.float_entropy_rows import is_coded as has_entropy
+from ingot.codecs.table import CODECS
+from ingot.core.bytes.encodings import FRAME, compress_frame
+from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.runtime.parallel import default_workers, for_ranges, ordered
+from ingot.formats.base import WriteOptions
+from ingot.formats.table import FORMATS
+from ingot.library.objects import Form
+from ingot.model.artifact import Artifact
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.tensor import Array
+from ingot.stores.local import LocalTarget
+
+LEAST_DELTA = 1 << 14
+"""Bytes below which an object is not stored as a delta: what its file has beside the values would be as much."""
+
+ENOUGH = 4
+"""A delta that is this many times smaller than the values is taken without trying other codecs: entropy codes of
+weights are not."""
+
+_BYTES = "u8"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An object's parts, ready to be written."""
+
+    codec: str
+    dtype: str
+    specs: tuple[PartSpec, ...]
+    parts: Mapping[str, Array]
+    params: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is a difference to a base."""
+        return self.codec == DELTA
+
+    def write(self, files: LocalTarget, form: Form, shape: tuple[int, ...]) -> int:
+        """Write the object's file; return its bytes."""
+        spec = TensorSpec(form.id, shape, self.dtype, self.codec, self.specs, self.params)
+        writer = FORMATS["zt"].writer(files, form.file, Artifact([spec]), WriteOptions())
+        try:
+            writer.begin(spec)
+            for part in self.specs:
+                writer.write(part.role, self.parts[part.role].data)
+            writer.end()
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        return files.store().stat(form.file).size
+
+
+def element_type(dtype: str) -> str:
+    """Return the element type by which codecs look at bytes: their own where it has whole bytes, else ``u8``."""
+    return dtype if has_delta(dtype) and DTYPES[dtype].kind != "b" else _BYTES
+
+
+def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:
+    """Return the smallest of the ways to store some bytes.
+
+    Parameters
+    ----------
+    data : memoryview
+    dtype : str
+        Of the values, as ``element_type`` returns it.
+    base : memoryview, optional
+        Of as many bytes: what a delta would be to. The result is one if its codec says so.
+    """
+    best = as_delta(data, dtype, base) if base is not None else None
+    if best is not None and best.nbytes * ENOUGH <= data.nbytes:
+        return best
+    whole = _with_entropy(data, dtype) if has_entropy(dtype) else _in_zstd(data, dtype)
+    if whole.nbytes >= data.nbytes:
+        whole = _raw(data, dtype)
+    return best if best is not None and best.nbytes < whole.nbytes else whole
+
+
+def as_delta(data: memoryview, dtype: str, base: memoryview) -> Encoded:
+    """Return what turns one object's bytes into another's."""
+    values = _values(data, dtype)
+    parts = pack(_values(base, dtype), values)
+    params = params_for(dtype)
+    specs = tuple(PartSpec(role, "u32" if role == "sizes" else _BYTES, parts[role].nbytes) for role in parts)
+    return Encoded(DELTA, dtype, specs, parts, params.attributes(values.size))
+
+
+def _with_entropy(data: memoryview, dtype: str) -> Encoded:
+    values = _values(data, dtype)
+    encoder = CODECS[EntropyCodec.id].encoder(values.shape, dtype, {})
+    step = max(1, STEP // encoder.step) * encoder.step
+    pieces: dict[int, dict[str, Array]] = {}
+
+    def encode(start: int, stop: int) -> None:
+        encoded = encoder.encode(values[start:stop], start)
+        pieces[start] = {role: np.array(part) for role, part in encoded.items()}  # not the buffer that they lie in
+
+    for_ranges(values.size, step, encode)
+    parts = {role: np.concatenate([pieces[start][role] for start in sorted(pieces)]) for role in ("sizes", "planes")}
+    specs = tuple(PartSpec(part.role, part.dtype, parts[part.role].nbytes) for part in encoder.parts)
+    return Encoded(encoder.codec, dtype, specs, parts, encoder.params)
+
+
+def _in_zstd(data: memoryview, dtype: str) -> Encoded:
+    pieces = [data[start : start + FRAME] for start in range(0, data.nbytes, FRAME)]
+    frames = b"".join(ordered(compress_frame, pieces, default_workers() if len(pieces) > 1 else 0))
+    return _dense(np.frombuffer(frames, np.uint8), dtype, encoding="zstd", uncompressed=data.nbytes)
+
+
+def _raw(data: memoryview, dtype: str) -> Encoded:
+    return _dense(np.frombuffer(data, np.uint8), dtype)
+
+
+def _dense(stored: Array, dtype: str, *, encoding: str = "raw", uncompressed: int | None = None) -> Encoded:
+    row = DTYPES[dtype]
+    spec = PartSpec("data", row.storage, stored.nbytes, None if row.is_storage else row.name, encoding, uncompressed)
+    return Encoded(DenseLayout.codec, dtype, (spec,), {"data": stored}, {})
+
+
+def _values(data: memoryview, dtype: str) -> Array:
+    raw = np.frombuffer(data, np.uint8)
+    row = DTYPES[dtype]
+    return from_file(raw, row.storage) if row.is_storage else raw.view(numpy_dtype(dtype))

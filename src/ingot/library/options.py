@@ -1,0 +1,92 @@
+"""The options of the operations on libraries. The command line is made from them: import nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from ingot.artifacts.options import DROP, OVERWRITE, PROGRESS, AnyPath
+from ingot.core.options import about
+
+if TYPE_CHECKING:
+    from ingot.core.runtime.progress import ProgressCallback
+
+_LIBRARY = about("The library: a folder, or an address such as s3://bucket/library.", argument=True, metavar="LIBRARY")
+_NAME = about("The artifact's name in the library; `ingot store ls` lists them.", argument=True)
+_WAIT = about("Seconds to wait for others who use the library.", metavar="SECONDS", least=0)
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """An addition: of what, to which library."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+    src: AnyPath = field(
+        metadata=about("What to add: a folder with all in it, or a file; a path or address.", argument=True)
+    )
+    name: str | None = field(
+        default=None, metadata=about("What to call it, such as org/model; default: the last name of SRC.", "--name")
+    )
+    _: KW_ONLY
+    base: str = field(
+        default=AUTO,
+        metadata=about(
+            "The artifact that tensors may be stored as differences to; auto looks for the nearest, none takes none.",
+            metavar="NAME",
+        ),
+    )
+    overwrite: bool = field(default=False, metadata=about("Replace another artifact of this name."))
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    """A retrieval: of what, whereto."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+    name: str = field(metadata=_NAME)
+    dst: AnyPath = field(metadata=about("File or folder to write; a path or address.", argument=True))
+    _: KW_ONLY
+    format: str | None = field(
+        default=None,
+        metadata=about("Convert into this container; default: the files that were added, bit for bit."),
+    )
+    drop: Sequence[str] = field(default=(), metadata=DROP)
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """A listing: of which library."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOptions:
+    """A removal: of which artifact."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+    name: str = field(metadata=_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """A removal of what no artifact needs."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+    _: KW_ONLY
+    dry_run: bool = field(default=False, metadata=about("Tell what would be removed, and remove nothing."))
+    wait: int = field(default=10, metadata=_WAIT)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """A check of a library."""
+
+    library: AnyPath = field(metadata=_LIBRARY)
+    _: KW_ONLY
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -1,0 +1,174 @@
+"""What a tensor is, told from its name alone: the layer it belongs to and its role.
+
+The tables know the usual checkpoints: Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-J, GPT-NeoX, Falcon, OPT, Bloom,
+MPT, BERT and its kin (MiniLM, DistilBERT, ALBERT), ViT (timm and transformers), CLIP, T5, Mixtral, Qwen-MoE, DeepSeek,
+gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A name that no row knows has the role
+``other``, which recipes leave alone by default: not knowing a tensor is never a reason to quantize it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from ingot.core.runtime import native
+
+ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
+"""Every answer of ``role_of``. ``ssm`` are the two large projections of a state-space (Mamba) block."""
+
+# Segments that are followed by a layer number. `experts.3` and `classifier.0` are no layers, so the list is explicit.
+_CONTAINERS = (
+    "layers",
+    "layer",
+    "h",
+    "blocks",
+    "block",
+    "blk",
+    "resblocks",
+    "transformer_blocks",
+    "single_transformer_blocks",
+    "double_blocks",
+    "single_blocks",
+    "encoder_layers",
+    "decoder_layers",
+    "albert_layers",
+)
+# `layers.3.` and Flax's `layer_3/`. At most six digits: a longer number is no layer, and int() of it may be slow.
+_LAYER = re.compile(
+    rf"(?:^|[./])(?:(?:{'|'.join(_CONTAINERS)})[./]|(?:layers?|blocks?)_)([0-9]{{1,6}})(?=[./]|$)",
+    re.IGNORECASE,
+)
+
+# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern has
+# the words that belong together.
+_FLAT = re.compile(r"(?:[^./]+/)?([^./]+_(?:weight|bias))(?:_[0-9]+)?(?:_to_fp(?:16|32)[a-z0-9_]*)?")
+_TOGETHER = re.compile(
+    r"(?:^|(?<=_))(?:gate_up_proj|[a-z]+_(?:proj|lin)|lm_head|feed_forward|query_key_value|c_(?:fc|attn)|fc_(?:in|out)"
+    r"|wi_[01]|ln_[a-z0-9]+|to_(?:[qkv]|out)|dense_h_to_4h|dense_4h_to_h|shared_expert_gate|[a-z]+_projection"
+    r"|relative_(?:attention|position)_bias|qa_outputs)(?=_|$)"
+)
+
+# What a module calls its own arrays; the segment before is the module.
+_PARAMETER = r"(?:weight|bias|scale|gamma|beta|kernel|running_mean|running_var|num_batches_tracked)"
+_START, _END = r"(?:^|\.)", r"(?=\.|$)"
+
+# The leftmost word decides: `attention.output.dense` is attention, `output.dense` mlp, `feed_forward.key` mlp.
+_BLOCK = (
+    r"(?P<attention>attn|attention"
+    rf"|{_START}att{_END}"
+    rf"|{_START}(?:[qkvo]|qkv|out)_(?:proj|lin){_END}"
+    rf"|{_START}(?:w[qkvo]|wqkv|qkv|to_[qkv]|to_out|query|key|value|query_key_value|in_proj_weight){_END})"
+    r"|(?P<mlp>mlp|ffn|feed_?forward|densereludense|experts?"
+    rf"|{_START}(?:ff|intermediate){_END}"
+    rf"|{_START}output\.dense{_END}"
+    rf"|{_START}(?:gate|up|down|gate_up)_proj{_END}"
+    rf"|{_START}(?:w[123]|wi|wi_[01]|fc[12]|fc_in|fc_out|c_fc|lin[12]|dense_h_to_4h|dense_4h_to_h){_END})"
+)
+
+# (role or None where the pattern's group names it, where it applies: in a layer, outside, or both; pattern over the
+# lower-case rest of the name behind the layer number). The first row that matches wins.
+_ROWS: tuple[tuple[str | None, str, str], ...] = (
+    # A norm's own bias is part of the norm. `norm1.linear` (adaptive norms) is a matrix: its module is `linear`.
+    ("norm", "both", rf"{_START}(?:[^.]*norm[^.]*|ln(?:_[^.]*|[0-9]*)|bn[0-9]*)(?:\.{_PARAMETER})?$"),
+    ("bias", "both", r"(?:^|[._])bias$"),
+    # Arrays that describe another array's quantization, rotary tables, and state-space constants: never touched.
+    ("other", "both", r"(?:^|[._])(?:q?scales?|scale_inv|q?zeros|biases|absmax|g_idx|zero_point|inv_freq|a_log)$"),
+    ("head", "both", rf"{_START}(?:lm_head|shared_head|embed_out|unembed){_END}"),
+    (
+        "head",
+        "outside",
+        rf"{_START}(?:(?:[^.]*_)?heads?|classifier|score|pooler|qa_outputs|predictions|seq_relationship){_END}",
+    ),
+    ("head", "outside", rf"{_START}(?:vocab_projector|vocab_transform|text_projection|visual_projection){_END}"),
+    ("head", "outside", r"^(?:model\.)?(?:output|fc)\.(?:weight|kernel)$"),
+    ("embedding", "both", rf"embed|relative_attention_bias|relative_position_bias|{_START}(?:wte|wpe|emb){_END}"),
+    (
+        "embedding",
+        "outside",
+        rf"_embd{_END}|{_START}(?:cls_token|mask_token|dist_token|register_tokens){_END}|^shared\.",
+    ),
+    ("attention", "both", r"att(?:n|ention)?\.gate(?=\.|$)"),
+    ("router", "both", rf"{_START}(?:[^.]*router[^.]*|gate|shared_expert_gate|ffn_gate_inp(?:_shexp)?){_END}"),
+    ("conv", "both", r"conv"),
+    ("ssm", "both", rf"{_START}(?:(?:mixer|mamba|ssm)\.(?:in|out)_proj|ssm_(?:in|out)){_END}"),
+    (None, "both", _BLOCK),
+)
+_TABLES = {
+    inside: tuple((role, re.compile(pattern)) for role, scope, pattern in _ROWS if scope in ("both", place))
+    for inside, place in ((True, "inside"), (False, "outside"))
+}
+# No module path is longer; a hostile name is not worth a regular expression's time.
+_LONGEST = 1024
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor belongs to, counted within its own stack; None outside the layers.
+
+    The first number behind a known container word counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
+    """
+    match = _LAYER.search(name) or _LAYER.search(_dotted(name))
+    return int(match[1]) if match else None
+
+
+def layer_path(name: str) -> str | None:
+    """Return the beginning of a name that says which layer it is: ``model.layers.3``; None outside the layers."""
+    match = _LAYER.search(name)
+    return name[: match.end()] if match else None
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Return one more than the highest layer number among the names of tensors; 0 where none is inside a layer."""
+    return 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
+
+
+def role_of(name: str) -> str:
+    """Return the role of a tensor, one of ``ROLES``.
+
+    Only what follows the layer number is looked at, so that a model called ``embedder`` is not taken for an embedding.
+    """
+    if len(name) > _LONGEST:
+        return "other"
+    dotted = _dotted(name)
+    role = _role_in_layer(dotted) if dotted else "other"
+    return _role_in_layer(name) if role == "other" else role
+
+
+def _role_in_layer(name: str) -> str:
+    match = _LAYER.search(name)
+    return _role(name[match.end() + 1 :], True) if match else _role(name, False)
+
+
+def _dotted(name: str) -> str:
+    """Return a Core ML program's name of a weight or bias with dots between its words; empty for all other names."""
+    match = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
+    if match is None:
+        return ""
+    words, done = [], 0
+    for together in _TOGETHER.finditer(match[1]):
+        words += [match[1][done : together.start()].replace("_", "."), together[0]]
+        done = together.end()
+    return "".join(words) + match[1][done:].replace("_", ".")
+
+
+@lru_cache(maxsize=1 << 14)
+def _role(rest: str, inside: bool) -> str:
+    text = rest.lower().replace("/", ".")
+    for role, pattern in _TABLES[inside]:
+        match = pattern.search(text)
+        if match:
+            return role or match.lastgroup or "other"
+    return "other"
+
+
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
+
+
+def pattern_of(name: str) -> str:
+    """Return a name with its numbers as ``*``: what tensors of equal layers have in common."""
+    return _NUMBER.sub("*", name)
+
+
+def any_ends(names: Iterable[str], endings: Sequence[str]) -> bool:
+    """Whether any of the names ends with one of these."""
+    return native.kernels.any_ends([*names], endings)

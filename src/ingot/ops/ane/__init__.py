@@ -1,1 +1,0 @@
-"""What a Neural Engine makes of weights."""

@@ -1,1 +1,0 @@
-"""Questions about a checkpoint: whole, equal, what is inside."""

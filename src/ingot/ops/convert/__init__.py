@@ -1,1 +1,0 @@
-"""Conversions: planned, then executed."""

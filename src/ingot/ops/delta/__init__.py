@@ -1,1 +1,0 @@
-"""Deltas: made, applied, undone."""

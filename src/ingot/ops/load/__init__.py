@@ -1,1 +1,0 @@
-"""Whole tensors into memory."""

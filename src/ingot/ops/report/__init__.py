@@ -1,1 +1,0 @@
-"""A page that shows what a checkpoint is made of, and how far it is from another."""

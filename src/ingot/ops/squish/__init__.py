@@ -1,1 +1,0 @@
-"""Squish directories: tiers, their choice and their state; four-bit forms."""

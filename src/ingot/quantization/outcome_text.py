@@ -1,0 +1,39 @@
+"""What there is to tell of matrices that were rounded by statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.quantization.factors import DAMPING
+from ingot.quantization.tensor import Outcome
+
+_SHOWN = 4
+
+
+def outcome_lines(every: Sequence[Outcome], said: str) -> list[str]:
+    """Return lines on matrices that were rounded by the statistics of ``said``; none where there are none."""
+    if not every:
+        return []
+    errors = [each.error for each in every]
+    error = f"error under them {sum(errors) / len(errors):.3%} on average, {max(errors):.3%} at most"
+    unknown = [each.matrix for each in every if each.tokens is None]
+    unseen = [each.matrix for each in every if each.tokens == 0]
+    dead = [f"{each.matrix} ({each.dead})" for each in every if each.dead]
+    damped = [f"{each.matrix} ({_why(each)})" for each in every if each.singular]
+    lines = [
+        (f"{len(every)} matrices were rounded by the statistics of {said}: {error}", True),
+        (f"without statistics, all errors weighed alike: {few(unknown)}", unknown),
+        (f"no token was sent there, all errors weighed alike: {few(unseen)}", unseen),
+        (f"inputs that were 0 for every token, whose columns weigh as damping has them: {few(dead)}", dead),
+        (f"second moments of inputs that were singular, damped by more than {DAMPING:.0%}: {few(damped)}", damped),
+    ]
+    return [line for line, matrices in lines if matrices]
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _why(outcome: Outcome) -> str:
+    return f"by {outcome.damping:.3g}, of {outcome.tokens} tokens"

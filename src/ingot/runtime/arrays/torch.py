@@ -1,0 +1,115 @@
+"""PyTorch: NumPy arrays to tensors and back, sharing memory on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ingot.core.extras import require
+from ingot.core.numeric.dtypes import DType, native_order, numpy_dtype
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.errors import UnsupportedError
+from ingot.model.tensor import Array, Tensor
+
+
+def from_numpy(array: Array, device: Any = None) -> Any:
+    """Return a ``torch.Tensor`` of the same values, in the same element type.
+
+    Parameters
+    ----------
+    array : ndarray
+        Any dtype that torch knows, bfloat16 and the 8-bit floats included. A read-only array shares its memory with the
+        tensor if that memory can be written (``Tensor.private``, a buffer of Ingot's own); else it is copied, as torch
+        tensors are always writable.
+    device : optional
+        Whatever ``Tensor.to`` takes; the CPU by default.
+
+    Raises
+    ------
+    UnsupportedError
+        ``adapter.dtype``: torch has no such element type.
+    """
+    torch = require("torch", "torch")
+
+    row = resolve_dtype(array.dtype)
+    target = getattr(torch, row.torch, None) if row.torch else None
+    if target is None:
+        raise UnsupportedError(f"this torch has no element type for {row.name}", rule="adapter.dtype")
+    values = native_order(array)
+    if values.size == 0:
+        tensor = torch.empty(values.shape, dtype=target)
+    else:
+        # NumPy's extension types and torch do not know each other; both know integers of the same size.
+        carrier = _carrier(row)
+        plain = values if carrier is None else values.view(carrier)
+        tensor = torch.from_numpy(_writable(plain))
+        tensor = tensor if tensor.dtype == target else tensor.view(target)
+    return tensor if device is None else tensor.to(device)
+
+
+def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
+    """As ``torch_device.decodes_there``; ``MissingExtraError`` without torch."""
+    if device is None or device == "cpu":
+        return False
+    require("torch", "torch")
+    from ingot.runtime.arrays import torch_device
+
+    return torch_device.decodes_there(tensor, dtype, device)
+
+
+def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
+    """As ``torch_device.decoded_there``; ``MissingExtraError`` without torch."""
+    if device is None or device == "cpu":
+        return None
+    require("torch", "torch")
+    from ingot.runtime.arrays import torch_device
+
+    return torch_device.decoded_there(tensor, dtype, device)
+
+
+def to_numpy(tensor: Any) -> Array:
+    """Return the values of a ``torch.Tensor`` as an array, sharing memory where it is dense and on the CPU.
+
+    Raises
+    ------
+    UnsupportedError
+        ``adapter.dtype``: no such element type in Ingot; ``adapter.layout``: a sparse or quantized tensor, or one of
+        device meta, which has no values.
+    """
+    torch = require("torch", "torch")
+
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise UnsupportedError(
+            "expected a dense tensor, found a sparse, quantized or nested one", rule="adapter.layout"
+        )
+    if tensor.device.type == "meta":
+        raise UnsupportedError("expected a tensor with values; found one on device meta", rule="adapter.layout")
+    row = resolve_dtype(tensor.dtype)
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    carrier = _carrier(row)
+    array: Array = (plain if carrier is None else plain.view(getattr(torch, carrier))).numpy()
+    return array if carrier is None else array.view(numpy_dtype(row.name))
+
+
+def _carrier(row: DType) -> str | None:
+    """Return the integer type, by a name that NumPy and torch share, that bfloat16 and fp8 pass the border in."""
+    return {"bf16": "int16"}.get(row.name) or ("uint8" if row.is_float and row.bits == 8 else None)
+
+
+def _writable(array: Array) -> Array:
+    """Return ``array`` if torch may write to it, else a writable alias of its memory, else a copy."""
+    if any(stride < 0 for stride in array.strides):
+        return array.copy()
+    if array.flags.writeable:
+        return array
+    root: Any = array
+    while isinstance(root, np.ndarray):
+        root = root.base
+    # An array that owns its memory and was locked by its maker has no buffer beneath: it stays untouched.
+    if not isinstance(root, memoryview) or root.readonly or not root.contiguous:
+        return array.copy()
+    # Through an array: given a memoryview, NumPy would keep what lies beneath it, and a mapping could close under us.
+    memory = np.frombuffer(root, np.uint8)
+    offset = array.ctypes.data - memory.ctypes.data
+    return np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset, strides=array.strides)

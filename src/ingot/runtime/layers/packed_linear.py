@@ -1,0 +1,415 @@
+"""Layers of torch that compute from packed weights: INT4, INT8, palettes and trellises stay what they are in memory.
+
+This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ingot.codecs.packed import CODECS, Packed, matrix_of, stays_packed
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
+from ingot.core.runtime.team import share_team
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.tensor import Tensor
+from ingot.runtime.arrays.torch import from_numpy, to_numpy
+from ingot.runtime.layers.decoded_on_use import DecodedOnUse
+from ingot.runtime.layers.packed_decode import decode_rows
+
+SCRATCH = 8 << 20
+"""Bytes of decoded weights that a larger product holds at a time; never less than a row."""
+
+KERNELS = frozenset({"cpu"})
+"""Kinds of devices that kernels of ours compute on; on all others torch's own operations do."""
+
+_scratch = threading.local()
+_rows = threading.local()
+_MOST_ALONE = 64  # rows that the kernel for few of them takes
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+@contextmanager
+def rows_alone() -> Iterator[None]:
+    """Have packed layers compute up to 64 rows by the kernel for one row, on this thread: each has the same bits alone.
+
+    Otherwise another kernel, which adds in another order, takes more than a few rows.
+    """
+    _rows.alone = True
+    try:
+        yield
+    finally:
+        _rows.alone = False
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels of ours compute on a device."""
+    return device.type in KERNELS
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a matrix is decoded from, as tensors; ``scales`` and ``zeros`` in integers of their size."""
+
+    kind: Callable[..., Packed]
+    params: Any
+    shape: tuple[int, int]
+    scale_dtype: torch.dtype
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    def matrix(self) -> Packed:
+        scales = to_numpy(self.scales.view(self.scale_dtype))
+        zeros = None if self.zeros is None else to_numpy(self.zeros.view(self.scale_dtype))
+        return self.kind(self.params, self.shape, to_numpy(self.packed), scales, zeros)
+
+    def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        if not isinstance(self.params, AffineLayout):
+            return self._decode_here(rows, dtype).to(self.packed.device)
+        packed = _pick(self.packed.view(self.shape[0], self.params.row_bytes(self.shape[1])), rows)
+        scales = self._scales_of(self.scales, rows)
+        zeros = None if self.zeros is None else self._scales_of(self.zeros, rows)
+        values: torch.Tensor = decode_rows(self.params, self.shape[1], packed, scales, zeros).to(dtype)
+        return values
+
+    def _decode_here(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Decode by the kernels, on the CPU."""
+        matrix = replace(self, packed=self.packed.cpu(), scales=self.scales.cpu()).matrix()
+        ids = rows.cpu() if not isinstance(rows, slice) else torch.arange(self.shape[0])[rows]
+        target = dtype if dtype in _NAMES else torch.float32
+        first, last = (int(ids.min()), int(ids.max()) + 1) if ids.numel() else (0, 0)
+        out = torch.empty(ids.numel(), self.shape[1], dtype=target)
+        if ids.numel() == last - first and bool((ids == torch.arange(first, last)).all()):
+            matrix.decode_into(first, to_numpy(out), torch.get_num_threads())
+        else:
+            for place, row in enumerate(ids.tolist()):
+                matrix.decode_into(row, to_numpy(out[place : place + 1]), 1)
+        return out.to(dtype)
+
+    def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
+        values = values.view(self.scale_dtype)
+        if self.params.per_tensor:
+            return values
+        count, *per_row = self.params.scale_shape(*self.shape)
+        return _pick(values.view(count, per_row[0] if per_row else 1), rows)
+
+
+class _Held:
+    """A matrix over a module's buffers, as long as they are the same and lie where they lay.
+
+    Others replace buffers behind a module's back: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
+    whoever sets ``buffer.data``.
+    """
+
+    __slots__ = ("_packed", "_scales", "_where", "_zeros", "matrix")
+
+    def __init__(self, buffers: Mapping[str, Any], matrix: Packed) -> None:
+        self.matrix = matrix
+        self._packed, self._scales, self._zeros = buffers["packed"], buffers["scales"], buffers["zeros"]
+        self._where = self._addresses()
+
+    def is_of(self, buffers: Mapping[str, Any]) -> bool:
+        same = (
+            self._packed is buffers["packed"] and self._scales is buffers["scales"] and self._zeros is buffers["zeros"]
+        )
+        return same and self._where == self._addresses()
+
+    def _addresses(self) -> tuple[int, int, int]:
+        return self._packed.data_ptr(), self._scales.data_ptr(), 0 if self._zeros is None else self._zeros.data_ptr()
+
+
+class PackedWeight(torch.nn.Module):
+    """A matrix [rows, cols] that is held as its parts; what the layers have in common.
+
+    Codes, scales and zero points are buffers of integer types, so that they move with the module to a device and
+    ``half()`` or ``to(dtype)`` change none of them. They share the memory of ``matrix`` where torch allows.
+
+    Parameters
+    ----------
+    matrix : Packed
+    dtype : torch.dtype
+        Of ``weight``, when somebody asks for it; ``half()`` or ``to(dtype)`` change it.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
+        super().__init__()
+        share_team()
+        self.kind, self.params = type(matrix), matrix.params
+        self.shape = matrix.shape
+        self.dtype = dtype
+        scales = from_numpy(matrix.scales)
+        self.scale_dtype: torch.dtype = scales.dtype
+        carrier = _CARRIERS[self.scale_dtype]
+        self.register_buffer("packed", from_numpy(matrix.packed))
+        self.register_buffer("scales", scales.view(carrier))
+        zeros = None if matrix.zeros is None else from_numpy(matrix.zeros).view(carrier)
+        self.register_buffer("zeros", zeros)
+        self._held: _Held | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The decoded matrix in ``dtype``, made when its values are used; it takes no gradient."""
+        parts, dtype = self._parts(), self.dtype
+        return DecodedOnUse(parts.shape, dtype, parts.packed.device, lambda: parts.decode(slice(None), dtype))
+
+    @property
+    def matrix(self) -> Packed:
+        """The parts as arrays over the same memory; on the CPU only."""
+        held = self._held
+        if held is None or not held.is_of(self._buffers):
+            held = self._held = _Held(self._buffers, self._parts().matrix())
+        return held.matrix
+
+    def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rows that ``rows`` (a slice, or a tensor of indices from 0) picks, by torch's operations."""
+        return self._parts().decode(rows, dtype)
+
+    def _parts(self) -> _Parts:
+        return _Parts(self.kind, self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._held = None  # it would keep memory alive that the buffers may leave
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        apply: Any = super()._apply
+        return apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
+    def extra_repr(self) -> str:
+        kind = f"{self.params.codec}, {self.params.bits} bits per code"
+        if isinstance(self.params, AffineLayout):
+            kind += f", a scale per {self.params.group_size or self.params.granularity}"
+        return f"{self.shape[1]} to {self.shape[0]}, {kind}"
+
+
+class PackedLinear(PackedWeight):
+    """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
+
+    On the CPU x is multiplied with the codes as they lie, summed in f32 in an order that does not depend on the number
+    of threads (``torch.get_num_threads()``), and rounded once: a few rows in one order, any number of rows in f16 and
+    bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of the matrix at a time as
+    fit ``SCRATCH`` and leave the product to torch.
+    Where ``rounding`` is set (``compute="int8"``), x in these types is rounded to 8 bits by blocks of 32 columns, and
+    products with layouts that ``Packed.rounds`` are those of integers, the same for any number of rows.
+    There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
+    autocast x and the result have autocast's type.
+
+    Parameters
+    ----------
+    matrix : Packed
+    bias : torch.Tensor or Parameter [out_features], optional
+        Kept as it is.
+    dtype : torch.dtype
+    """
+
+    def __init__(self, matrix: Packed, bias: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__(matrix, dtype)
+        self.out_features, self.in_features = matrix.shape
+        self.rounding = False
+        self.bias: Any
+        if bias is None or isinstance(bias, torch.nn.Parameter):
+            self.register_parameter("bias", bias)
+        else:
+            self.register_parameter("bias", torch.nn.Parameter(bias, requires_grad=False))
+
+    @classmethod
+    def of(cls, tensor: Tensor, bias: Any = None, dtype: torch.dtype | None = None) -> PackedLinear:
+        """Return a layer over a stored tensor's parts; raises what ``matrix_of`` raises."""
+        return cls(matrix_of(tensor.private()), bias, dtype or _torch_dtype(tensor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
+        if not (shape := x.shape) or shape[-1] != self.in_features:
+            raise UsageError(f"expected x [..., {self.in_features}], found {list(shape)}", rule="matmul.shape")
+        if x.dtype not in _NAMES and x.dtype != torch.float64:
+            raise UsageError(f"expected x in f32, f16, bf16 or f64, found {x.dtype}", rule="matmul.dtype")
+        flat = _autocast(x) if len(shape) == 2 else _autocast(x).reshape(prod(shape[:-1]), self.in_features)
+        recorded: Any = _Product.apply
+        graded = torch.is_grad_enabled()
+        out: torch.Tensor = recorded(flat, self.bias, self) if graded else self.product(flat, self.bias)
+        return out if len(shape) == 2 else out.view(*shape[:-1], self.out_features)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
+        x = (x.detach() if x.requires_grad else x).contiguous()
+        bias = None if bias is None else bias.detach()
+        if x.dtype in _NAMES and has_kernels(x.device):
+            if self.rounding and self.matrix.rounds:
+                return self._from_codes(x, bias, self.matrix.int8_bits)
+            alone = x.shape[0] <= _MOST_ALONE and getattr(_rows, "alone", False)
+            way = self.matrix.way(_NAMES[x.dtype], 1 if alone else x.shape[0])
+            if way is not None:
+                return self._from_codes(x, bias, way)
+        return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
+
+    def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.out_features)
+        if bias is not None and bias.dtype not in _NAMES:
+            bias = bias.float()
+        types = (_NAMES[x.dtype], _NAMES[x.dtype if bias is None else bias.dtype])
+        product(
+            _bits(x),
+            _bits(out),
+            None if bias is None else _bits(bias),
+            types,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _in_blocks(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.out_features)
+        step = max(1, SCRATCH // max(1, self.in_features * x.element_size()))
+        native = x.dtype in _NAMES and has_kernels(x.device)
+        for start in range(0, self.out_features, step):
+            rows = slice(start, min(start + step, self.out_features))
+            weights = self._decoded_here(rows, x.dtype) if native else self.decode(rows, x.dtype)
+            out[:, rows] = functional.linear(x, weights, None if bias is None else bias[rows])
+        return out
+
+    def _decoded_here(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Decode some rows by the kernels into memory that the next call of this thread overwrites."""
+        count = (rows.stop - rows.start) * self.in_features
+        held = getattr(_scratch, "bytes", None)
+        if held is None or held.numel() < count * dtype.itemsize:
+            held = _scratch.bytes = torch.empty(max(SCRATCH, count * dtype.itemsize), dtype=torch.uint8)
+        weights = held[: count * dtype.itemsize].view(dtype).view(rows.stop - rows.start, self.in_features)
+        self.matrix.decode_into(rows.start, to_numpy(weights), torch.get_num_threads())
+        return weights
+
+
+class _Product(torch.autograd.Function):
+    """The product as autograd sees it: the same values with and without gradients, and no decoded matrix is held."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, bias: torch.Tensor | None, layer: PackedLinear) -> torch.Tensor:
+        return layer.product(x, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, bias, layer = inputs
+        ctx.parts, ctx.bias_dtype = layer._parts(), None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        for_x = grad @ ctx.parts.decode(slice(None), grad.dtype) if ctx.needs_input_grad[0] else None
+        for_bias = grad.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+        return for_x, for_bias, None
+
+
+class PackedEmbedding(PackedWeight):
+    """``torch.nn.Embedding`` with a packed table: the rows that are asked for are decoded, in ``dtype``."""
+
+    def __init__(self, matrix: Packed, padding_idx: int | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__(matrix, dtype)
+        self.num_embeddings, self.embedding_dim = matrix.shape
+        self.padding_idx = padding_idx
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.decode(ids.reshape(-1), self.dtype).view(*ids.shape, self.embedding_dim)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """Return x in autocast's type where autocast is on: it casts what torch's own operations take, and not f64."""
+    kind = "cpu" if x.is_cpu else x.device.type
+    if not (x.is_cpu or torch.amp.is_autocast_available(kind)) or not torch.is_autocast_enabled(kind):
+        return x
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
+
+
+def _pick(values: torch.Tensor, rows: Any) -> torch.Tensor:
+    return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
+
+def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Replace linear layers of ``model`` by ``PackedLinear`` and return the names of their weights.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its parameters may be on device meta; biases stay as they are.
+    tensors : mapping
+        Stored tensors by the names of the parameters that they are the values of; a checkpoint, where names agree.
+        Taken: quantized matrices ``X.weight`` where the model has a plain ``torch.nn.Linear`` X of that shape.
+
+    Notes
+    -----
+    Layers go to the device of their bias or old weight where that is not meta, else they stay on the CPU. A parameter
+    on meta whose tensor cannot stay packed is decoded into an ordinary one.
+    """
+    packed = []
+    for name, module in list(_linears(model)):
+        tensor = tensors.get(f"{name}.weight")
+        if tensor is None or tensor.codec not in CODECS or tensor.shape != tuple(module.weight.shape):
+            continue
+        device = _device(module)
+        if not stays_packed(tensor):
+            if module.weight.is_meta:
+                values = tensor.torch(resolve_dtype(module.weight.dtype).name, device)
+                module.weight = torch.nn.Parameter(values, requires_grad=False)
+            continue
+        layer = PackedLinear.of(tensor, module.bias, module.weight.dtype)
+        layer.train(module.training)
+        put_layer(model, name, layer if device.type == "cpu" else layer.to(device))
+        packed.append(f"{name}.weight")
+    return packed
+
+
+def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:
+    """Replace the module ``name`` of a model; models of transformers around it can no longer be saved as such.
+
+    ``save_pretrained`` would write the parts as if they were weights, which no loader takes.
+    """
+    *path, own = name.split(".")
+    setattr(model.get_submodule(".".join(path)), own, layer)
+    for depth in range(len(path) + 1):
+        module = model.get_submodule(".".join(path[:depth]))
+        if hasattr(type(module), "save_pretrained"):
+            vars(module)["save_pretrained"] = _refuse_saving
+
+
+def _refuse_saving(*args: Any, **options: Any) -> None:
+    raise UnsupportedError(
+        "expected a model of decoded weights to save, found packed layers, whose parts no loader takes: copy or "
+        "convert the checkpoint that they came from, load it without keep_packed and save that, or import ingot.hf and "
+        "load and save it by transformers' from_pretrained and save_pretrained",
+        rule="model.packed",
+    )
+
+
+def _linears(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Linear]]:
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and name:
+            yield name, module
+
+
+def _device(module: torch.nn.Linear) -> torch.device:
+    for values in (module.weight, module.bias):
+        if values is not None and not values.is_meta:
+            return values.device
+    return torch.device("cpu")
+
+
+def _torch_dtype(tensor: Tensor) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype).torch))
+    return dtype
+
+
+def _bits(values: torch.Tensor) -> Any:
+    """Return an array over the same memory, f16 and bf16 as u16; quicker than ``to_numpy``."""
+    return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

@@ -1,0 +1,65 @@
+"""Extensions that change how a loaded model generates: packed KV caches and draft heads.
+
+They are registered in the groups ``ingot.kv_caches`` and ``ingot.draft_decoders``. Options of ``load_model`` and
+``generate`` use the entries ``packed`` and ``eagle3``. Values need torch and transformers when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ingot.core.registry import Instances
+from ingot.model.tensor import Tensor
+from ingot.runtime.loading.kv_options import KvCache, KvUse
+
+
+class CacheInUse(Protocol):
+    """A cache that a model filled."""
+
+    def use(self) -> KvUse:
+        """Return the memory that the cache takes."""
+        ...
+
+
+class KvCaching(Protocol):
+    """Makes models of transformers cache keys and values in packed blocks."""
+
+    def install(self, model: Any, settings: KvCache) -> None:
+        """Make ``model`` use such caches. Raises ``UnsupportedError`` ``kv.model``, ``kv.evict``."""
+        ...
+
+    def use_kv_cache(self, model: Any, kv_cache: Any = "int4") -> Any:
+        """Install caches with settings as text, a mapping or ``KvCache``; return the model. Raises as ``install``."""
+        ...
+
+    def settings_of(self, model: Any) -> KvCache | None:
+        """Return the settings of a model's caches; None if they are transformers' own."""
+        ...
+
+    def read_in_steps(self, model: Any, batch: Any) -> tuple[Any, CacheInUse]:
+        """Return logits as if each token were read alone, and the cache."""
+        ...
+
+
+class DraftDecoding(Protocol):
+    """Decodes speculatively with a draft head."""
+
+    def head(self, tensors: Mapping[str, Tensor], model: Any, config: Mapping[str, Any] | None) -> Any:
+        """Return the draft head of a target model. Raises ``FormatError`` ``draft.*``."""
+        ...
+
+    def speculate(
+        self, model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool], drafter: Any, ahead: int
+    ) -> Any:
+        """Return up to ``count`` new tokens, equal to those without the head, with the figures of the run."""
+        ...
+
+
+KV_CACHES: Instances[KvCaching] = Instances("KV cache", group="ingot.kv_caches", contract=KvCaching)
+DRAFT_DECODERS: Instances[DraftDecoding] = Instances(
+    "draft decoder", group="ingot.draft_decoders", contract=DraftDecoding
+)
+
+PACKED, EAGLE = "packed", "eagle3"
+"""The entries that options of Ingot use."""

@@ -1,1 +1,0 @@
-"""Targets: what a piece of hardware makes of stored weights. Beside codecs; knows them by their ids as text."""

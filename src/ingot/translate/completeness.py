@@ -1,0 +1,131 @@
+"""Whether a model's folder is complete: what ``config.json`` implies, and files that contradict the index.
+
+Reads headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ingot.artifacts.open import Source
+from ingot.errors import UnsupportedError
+from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX
+from ingot.formats.safetensors.reader import open_file
+from ingot.model.account import list_names
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY as DELTA
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.store import Store
+from ingot.model.tensor import Tensor
+from ingot.translate.expected import expected_tensors
+
+MISSING, SHAPE, DUPLICATE = "model.missing-tensor", "model.shape", "model.stale-duplicate"
+_OTHER_NAMES = ("gguf",)
+"""Formats whose programs have other names for all tensors than transformers."""
+_EXPERTS = ".mlp.experts."
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One thing that makes a model's folder incomplete or contradictory: the rule, the tensor or file, and why."""
+
+    rule: str
+    name: str
+    message: str
+
+
+def defects_of(source: Source, checkpoint: Checkpoint) -> list[Defect]:
+    """Return what a model's folder lacks; nothing for single files, deltas and families that are not known.
+
+    ``checkpoint`` is the source's, before any view.
+    """
+    if not source.is_folder or DELTA in checkpoint.metadata:
+        return []
+    return [*_missing(source, checkpoint), *_duplicates(source)]
+
+
+def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[str], bool]) -> None:
+    """Refuse a model that is not complete, except for the names that ``accepts`` returns True for.
+
+    Raises
+    ------
+    UnsupportedError
+        ``model.missing-tensor``, ``model.shape``, ``model.stale-duplicate``.
+    """
+    defects = [defect for defect in defects_of(source, checkpoint) if not accepts(defect.name)]
+    if not defects:
+        return
+    rule = defects[0].rule
+    names = [f"{defect.name} ({defect.message})" for defect in defects if defect.rule == rule]
+    advice = {
+        MISSING: "get the complete model, or pass --drop PATTERN (drop=[...]) with their names to go on without",
+        SHAPE: "get the complete model, or correct config.json, or leave the tensors out with --drop PATTERN",
+        DUPLICATE: "remove the files that are not meant, or pass --trust-index to read only what the index lists",
+    }[rule]
+    problem = {
+        MISSING: "the model lacks",
+        SHAPE: "shapes are not those of the model:",
+        DUPLICATE: "the folder has stale files:",
+    }[rule]
+    raise UnsupportedError(f"{problem} {list_names(names)}; {advice}", rule=rule, where=source.location)
+
+
+def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
+    config = source.config()
+    empty = [name for name in checkpoint if config.get("model_type") and checkpoint[name].shape == (0,)]
+    defects = [Defect(SHAPE, name, "no elements, as DeepSpeed ZeRO-3 leaves tensors in model files") for name in empty]
+    expected = None if source.format.name in _OTHER_NAMES else expected_tensors(config)
+    if expected is None:
+        return defects
+    arranged = _layers_with_other_experts(checkpoint, expected)
+    for name, shape in expected.items():
+        if name not in checkpoint:
+            if name.partition(_EXPERTS)[0] in arranged and _EXPERTS in name:
+                continue
+            defects.append(Defect(MISSING, name, "config.json implies it"))
+        elif name not in empty and not _fits(checkpoint[name], shape):
+            message = f"shape {list(checkpoint[name].shape)}, config.json implies {list(shape)}"
+            defects.append(Defect(SHAPE, name, message))
+    return defects
+
+
+def _layers_with_other_experts(checkpoint: Checkpoint, expected: Mapping[str, object]) -> set[str]:
+    """Return what the names of layers begin with whose experts have other names than config.json implies.
+
+    Programs stack the matrices of all experts, split stacks, or split fused matrices.
+    """
+    usual = {name.partition(_EXPERTS)[0] for name in checkpoint if _EXPERTS in name and name in expected}
+    every = {name.partition(part)[0] for name in checkpoint for part in (_EXPERTS, ".mlp.switch_mlp.") if part in name}
+    return every - usual
+
+
+def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has a shape; packed experts are also stored with their last two dimensions exchanged."""
+    transposed = (*shape[:-2], *shape[-2:][::-1])
+    return tensor.shape == shape or (tensor.codec != DenseLayout.codec and tensor.shape == transposed)
+
+
+def _duplicates(source: Source) -> list[Defect]:
+    """Return the weight files of a folder with an index that repeat tensors of the checkpoint and are no part of it."""
+    used = source.catalog.headers
+    names = source.store.names()
+    files = [name for name in names if name.endswith(SUFFIX)]
+    others = [name for name in files if name not in used]
+    indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
+    if not (others and indexed and any(name.endswith(SUFFIX) for name in used)):
+        return []
+    read = {name for file in files if file in used for name in _names_in(source.store, file)}
+    defects = []
+    for file in others:
+        repeated = [name for name in _names_in(source.store, file) if name in read]
+        if repeated:
+            message = f"holds {list_names(repeated[:3])} too, and programs differ in which file they read"
+            defects.append(Defect(DUPLICATE, file, message))
+    return defects
+
+
+def _names_in(store: Store, file: str) -> list[str]:
+    opened = open_file(store, file, verify=False)
+    opened.source.close()
+    return list(opened.header.entries)

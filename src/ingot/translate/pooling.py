@@ -1,0 +1,142 @@
+"""How an encoder or embedding model makes one vector of a text: sentence-transformers' modules, and GGUF's keys.
+
+Numbers of pooling types are llama.cpp's (``llama.h``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.errors import FormatError, UnsupportedError
+from ingot.translate.families import Family
+from ingot.translate.keys import Typed
+
+MODULES, DEFAULT_FOLDER = "modules.json", "1_Pooling"
+CONFIG = "config.json"
+MEAN, CLS, LAST, RANK = range(1, 5)
+KEY, LABELS = "pooling_type", "classifier.output_labels"
+"""GGUF's keys behind the architecture's name."""
+RULE = "architecture.pooling"
+_FLAGS: Mapping[str, int | str] = {
+    "pooling_mode_mean_tokens": MEAN,
+    "pooling_mode_cls_token": CLS,
+    "pooling_mode_lasttoken": LAST,
+    "pooling_mode_max_tokens": "the maximum of each column",
+    "pooling_mode_mean_sqrt_len_tokens": "the mean over the root of the length",
+    "pooling_mode_weightedmean_tokens": "a weighted mean",
+}
+_MODES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
+_NAMES = {MEAN: "mean", CLS: "cls", LAST: "lasttoken"}
+_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+
+
+class Pooling:
+    """What the files of a folder say about pooling.
+
+    Parameters
+    ----------
+    number : int or None
+        llama.cpp's number of the pooling; None if no file states any.
+    missing : dict
+        Modules after pooling that llama.cpp does not have, by their folders: they change the vector.
+    notes : list of str
+    """
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.number: int | None = None
+        self.missing: dict[str, str] = {}
+        self.notes: list[str] = []
+        modules = _modules(files)
+        folder = next((path for path, kind in modules if kind == _POOLING), None)
+        if not modules and f"{DEFAULT_FOLDER}/{CONFIG}" in files:
+            folder = DEFAULT_FOLDER
+        if folder is None:
+            return
+        self.number = _number(_object(files, f"{folder}/{CONFIG}"), f"{folder}/{CONFIG}")
+        others = [(path, kind) for path, kind in modules if kind not in (_TRANSFORMER, _POOLING, _NORMALIZE)]
+        self.missing = {
+            path or kind: f"modules.json has the module {kind} here, llama.cpp none" for path, kind in others
+        }
+        if modules and not any(kind == _NORMALIZE for _, kind in modules):
+            self.notes.append(
+                "modules.json does not normalize the vector; llama.cpp's programs do, except with --embd-normalize -1"
+            )
+
+
+def to_metadata(pooling: Pooling, family: Family, labels: list[str] | None) -> tuple[Typed, list[str]]:
+    """Return GGUF metadata of a model's pooling, and notes; ``labels`` are those of a classifier, if there is one."""
+    number = RANK if labels is not None and pooling.number is None else pooling.number
+    typed: Typed = {} if number is None else {f"{family.arch}.{KEY}": ("u32", number)}
+    if labels is not None:
+        typed[f"{family.arch}.{LABELS}"] = ("array:string", labels)
+    notes = list(pooling.notes)
+    if number is None and family.rope is None:
+        notes.append(
+            "no pooling type: there are no modules.json and 1_Pooling/config.json; llama.cpp's programs need --pooling"
+        )
+    return typed, notes
+
+
+def labels_of(config: Mapping[str, Any], count: int) -> list[str]:
+    """Return the labels of a classifier with ``count`` outputs, ``LABEL_n`` where ``config.json`` has none."""
+    stated = config.get("id2label")
+    stated = stated if isinstance(stated, Mapping) else {}
+    return [text if isinstance(text := stated.get(str(number)), str) else f"LABEL_{number}" for number in range(count)]
+
+
+def files_of(metadata: Mapping[str, Any], family: Family, hidden: Any) -> dict[str, Any]:
+    """Return the files of sentence-transformers that state the pooling of a GGUF file, as JSON by name."""
+    mode = _NAMES.get(metadata.get(f"{family.arch}.{KEY}", 0))
+    if mode is None:
+        return {}
+    modules = [(_TRANSFORMER, ""), (_POOLING, DEFAULT_FOLDER)]
+    flags = {key: number == metadata[f"{family.arch}.{KEY}"] for key, number in _FLAGS.items()}
+    return {
+        MODULES: [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(modules)
+        ],
+        f"{DEFAULT_FOLDER}/{CONFIG}": {"word_embedding_dimension": hidden, **flags},
+    }
+
+
+def _modules(files: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the folder and the class of each module."""
+    if MODULES not in files:
+        return []
+    try:
+        modules = json.loads(files[MODULES])
+    except (ValueError, RecursionError) as error:
+        raise FormatError("architecture.companion", f"not JSON: {error}", where=MODULES) from error
+    return [
+        (str(module.get("path", "")), str(module.get("type")).rpartition(".")[2])
+        for module in (modules if isinstance(modules, list) else [])
+        if isinstance(module, Mapping)
+    ]
+
+
+def _object(files: Mapping[str, str], name: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(files.get(name, "{}"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError("architecture.companion", f"not JSON: {error}", where=name) from error
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(config: Mapping[str, Any], where: str) -> int:
+    """Return llama.cpp's number; raises ``UnsupportedError`` ``architecture.pooling``."""
+    chosen: list[int | str] = [kind for key, kind in _FLAGS.items() if config.get(key) is True]
+    mode = config.get("pooling_mode")
+    if not chosen and isinstance(mode, str):
+        chosen = [_MODES.get(mode, f"the mode {mode[:40]!r}")]
+    if len(chosen) == 1 and isinstance(chosen[0], int):
+        return chosen[0]
+    told = " and ".join(_NAMES[kind] if isinstance(kind, int) else kind for kind in chosen) or "nothing"
+    raise UnsupportedError(
+        f"llama.cpp pools by mean, cls or lasttoken; this file asks for {told}; change it, or convert without the "
+        "folder's modules.json",
+        rule=RULE,
+        where=where,
+    )

@@ -1,0 +1,144 @@
+"""The view that puts a draft head, a Core ML package or a program beside the weights (``spec/attachments.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from ingot.artifacts.attachments import located, no_attachment, pack_package
+from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
+from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.model.attachments import Attachments
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.part import Part
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.view import derived
+from ingot.stores.table import location_of
+
+AnyPath = str | PathLike[str]
+
+
+def attach(
+    checkpoint: Checkpoint,
+    *,
+    draft: AnyPath | None = None,
+    coreml: AnyPath | None = None,
+    program: AnyPath | None = None,
+) -> Checkpoint:
+    """Return the checkpoint with attachments beside its weights, each in place of its own of that kind.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    draft : path, optional
+        A published EAGLE-3 draft head: a file or folder that ``ingot.open`` opens.
+    coreml : path, optional
+        A Core ML package, a folder ``X.mlpackage``: packed into an unnamed temporary file, which goes when the view is
+        closed.
+    program : path, optional
+        A Core ML package whose program the tensors are to be written into.
+
+    Raises
+    ------
+    FormatError
+        ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
+    UsageError
+        ``attachments.none``: what is named as ``program`` is no Core ML package.
+    """
+    paths = {"draft": draft, "coreml": coreml, "program": program}
+    return _attach(checkpoint, {kind: path for kind, path in paths.items() if path is not None})
+
+
+def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
+    """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
+    tensors, chosen = Lazy(checkpoint, checkpoint.__getitem__), sorted(kinds)
+    view = derived(checkpoint, tensors, detach, chosen, chosen)
+    gone: dict[str, Any] = dict.fromkeys(chosen)
+    view.attachments = replace(checkpoint.attachments, **gone)
+    if "draft" in chosen:
+        view.metadata = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
+    return view
+
+
+def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint with further entries of metadata, which replace those of the same keys."""
+    tensors, added = Lazy(checkpoint, checkpoint.__getitem__), dict(sorted(metadata.items()))
+    view = derived(checkpoint, tensors, describe, added, added)
+    view.metadata = {**checkpoint.metadata, **added}
+    return view
+
+
+def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
+    with ExitStack() as stack:
+        opened = _Opened(stack, checkpoint.attachments)
+        for kind, path in paths.items():
+            opened.add(kind, path)
+        view = derived(
+            checkpoint,
+            Lazy(checkpoint, checkpoint.__getitem__),
+            _attach,
+            dict(paths),
+            opened.identity,
+            also_close=stack.pop_all().close,
+        )
+    view.attachments = opened.attachments
+    if "draft" in paths:
+        own = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
+        view.metadata = own | opened.metadata
+    view.check_unchanged = each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
+    whole = view.check_whole or checkpoint.require_whole
+    view.check_whole = each(whole, *(source.require_whole for source in opened.sources))
+    return view
+
+
+class _Opened:
+    """What was opened or packed for a view, and what tells it from others; closed with ``stack``."""
+
+    def __init__(self, stack: ExitStack, own: Attachments) -> None:
+        self._stack = stack
+        self.attachments, self.sources = own, list[Source]()
+        self.identity: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}
+
+    def add(self, kind: str, path: AnyPath) -> None:
+        if kind == "coreml":
+            package = pack_package(path)
+            self._stack.callback(package.source.close)
+            self.identity[kind] = [package.length, package.digest]
+            self.attachments = replace(self.attachments, coreml=package)
+            return
+        source = open_source(path, io="pread")
+        self._stack.callback(source.close)
+        self.sources.append(source)
+        self.identity[kind] = source.identity()
+        if kind == "draft":
+            head = checkpoint_of(source)
+            with located(location_of(path)):
+                check_head(head)
+                config = config_of_draft(head)
+            if config:
+                self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)
+            self.attachments = replace(self.attachments, draft=head)
+        else:
+            self.attachments = replace(self.attachments, program=_program(source, path))
+
+
+def _program(source: Source, path: AnyPath) -> Mapping[str, Part]:
+    program = source.catalog.attachments.program
+    if program is None:
+        raise no_attachment("program", path)
+    return program
+
+
+def each(*checks: Callable[[], None]) -> Callable[[], None]:
+    """Return a check that is all of these."""
+
+    def check() -> None:
+        for one in checks:
+            one()
+
+    return check

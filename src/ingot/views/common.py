@@ -1,0 +1,73 @@
+"""What views share: names that are there, each once; tensors that are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.delta import KEY
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.view import Verb, derived
+from ingot.model.tensor import Tensor
+
+Make = Callable[[], Tensor]
+
+
+def view_of(
+    checkpoint: Checkpoint,
+    entries: Sequence[tuple[str, Make | None, str]],
+    verb: Verb,
+    argument: Any,
+    said: Any = None,
+    origins: Mapping[str, Sequence[str]] | None = None,
+) -> Checkpoint:
+    """Return a view; what errors of columns weigh stays with the tensors whose columns are the same.
+
+    ``said`` is the argument as JSON, where that is not the argument itself. An entry is made of the tensor that it
+    names last, unless ``origins`` lists others.
+    """
+    made_of = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
+    description = argument if said is None else said
+    view = derived(checkpoint, mapping(entries, checkpoint), verb, argument, description, origins=made_of)
+    cols = {new: old for new, _, old in entries if new == old and old in checkpoint.importance}
+    view.importance = {
+        new: checkpoint.importance[old]
+        for new, old in cols.items()
+        if len(checkpoint.importance[old]) == view[new].matrix_shape[1]
+    }
+    return view
+
+
+def mapping(entries: Sequence[tuple[str, Make | None, str]], checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    """Return tensors under new names: made by a function, or those of the checkpoint under the old name."""
+    if KEY in checkpoint.metadata:
+        raise UsageError(
+            "expected whole weights, found a delta, which names and describes the tensors of its base; apply it first",
+            rule="view.delta",
+            where=checkpoint.location,
+        )
+    require_once([new for new, _, _ in entries])
+    makes = {new: (make, old) for new, make, old in entries}
+
+    def made(name: str) -> Tensor:
+        make, old = makes[name]
+        return checkpoint[old] if make is None else make()
+
+    return Lazy(makes, made)
+
+
+def require_known(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Refuse names that are not there: ``tensor.unknown``."""
+    for name in names:
+        if name not in checkpoint:
+            raise checkpoint.no_tensor(name)
+
+
+def require_once(names: Sequence[str]) -> None:
+    """Refuse a name that would be there twice: ``view.name``."""
+    name, count = Counter(names).most_common(1)[0] if names else ("", 1)
+    if count > 1:
+        raise UsageError(f"expected each name once, found {count} tensors of this name", rule="view.name", where=name)

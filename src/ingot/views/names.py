@@ -1,0 +1,69 @@
+"""Views that change names, or which tensors there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ingot.model.account import Omission
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.view import derived, renamed
+from ingot.views.common import Make, mapping, require_known
+
+
+def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+    """Return the checkpoint with some tensors under other names, in the same order.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : mapping of old to new names
+        Names may be exchanged.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``; ``view.name``: two tensors would have one name; ``view.delta``.
+    """
+    require_known(checkpoint, names)
+    pairs = {name: names.get(name, name) for name in checkpoint}
+
+    def named(old: str, new: str) -> Make:
+        return lambda: renamed(checkpoint[old], new)
+
+    tensors = mapping([(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint)
+    origins = {new: (old,) for old, new in pairs.items() if new != old}
+    view = derived(checkpoint, tensors, rename, dict(names), dict(names), origins=origins)
+    view.importance = {pairs[name]: weights for name, weights in checkpoint.importance.items()}
+    view.called = {pairs[name]: told for name, told in checkpoint.called.items()}
+    return view
+
+
+def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
+    """Return the checkpoint with these tensors alone, in its own order. Raises ``UsageError`` ``tensor.unknown``."""
+    chosen = set(names)
+    require_known(checkpoint, chosen)
+    tensors = Lazy(dict.fromkeys(name for name in checkpoint if name in chosen), checkpoint.__getitem__)
+    view = derived(checkpoint, tensors, select, sorted(chosen), sorted(chosen))
+    view.importance = {name: weights for name, weights in checkpoint.importance.items() if name in chosen}
+    return view
+
+
+def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
+    """Return the checkpoint without these tensors. Raises ``UsageError`` ``tensor.unknown``."""
+    unwanted = set(names)
+    require_known(checkpoint, unwanted)
+    return select(checkpoint, [name for name in checkpoint if name not in unwanted])
+
+
+def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoint:
+    """Return the checkpoint without these tensors, with the reasons for the account of a conversion.
+
+    Raises ``UsageError`` ``tensor.unknown``.
+    """
+    if not omissions:
+        return checkpoint
+    view = drop(checkpoint, omissions)
+    reasons = {origin: reason for name, reason in omissions.items() for origin in checkpoint.origins_of(name)}
+    view.omissions = {**view.omissions, **reasons}
+    return view

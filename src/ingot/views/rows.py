@@ -1,0 +1,275 @@
+"""Views of rows: taken, permuted, joined, split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.codecs.table import CODECS
+from ingot.core.bytes import checksums
+from ingot.errors import UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.view import Rows, Verb, assemble
+from ingot.model.tensor import Array, Tensor
+from ingot.views.common import Make, require_known, require_once, view_of
+
+Index = slice | Sequence[int] | Array
+
+
+def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
+    """Return the checkpoint with only some rows of some tensors: ``tensor[index]`` along the first dimension.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    rows : mapping of name to index
+        A slice, or integers in any order and number; negative ones count from the end. As NumPy's ``take``.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``; ``view.rows``: an index out of range, or rows of a tensor without dimensions;
+        ``view.delta``.
+    """
+    require_known(checkpoint, rows)
+    indices = {name: _indices(checkpoint[name], index) for name, index in rows.items()}
+
+    def taken(name: str) -> Make:
+        def make() -> Tensor:
+            tensor = checkpoint[name]
+            shape = (len(indices[name]), *tensor.shape[1:])
+            return assemble(name, shape, Rows.taken(tensor, indices[name]), CODECS[DenseLayout.codec])
+
+        return make
+
+    entries = [(name, taken(name) if name in indices else None, name) for name in checkpoint]
+    said = {
+        name: [len(index), checksums.digest("sha256", index.view(np.uint8).data)] for name, index in indices.items()
+    }
+    return view_of(checkpoint, entries, take, dict(rows), said)
+
+
+def permute(checkpoint: Checkpoint, order: Mapping[str, Sequence[int] | Array]) -> Checkpoint:
+    """Return the checkpoint with the rows of some tensors in another order: row ``i`` is row ``order[i]`` of before.
+
+    Raises
+    ------
+    UsageError
+        As ``take``; ``view.rows``: not every row once.
+    """
+    require_known(checkpoint, order)
+    for name, index in order.items():
+        sorted_index = np.sort(_indices(checkpoint[name], index))
+        if not np.array_equal(sorted_index, np.arange(checkpoint[name].shape[0])):
+            raise UsageError(
+                f"expected each of {checkpoint[name].shape[0]} rows once, found {len(sorted_index)} indices",
+                rule="view.rows",
+                where=name,
+            )
+    return take(checkpoint, order)
+
+
+def concatenate(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpoint:
+    """Return the checkpoint with tensors joined along the first dimension, as ``numpy.concatenate``.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : mapping of new name to names
+        Each new tensor stands where the first of its tensors stood; the others are gone.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``, ``view.name``; ``view.shape``: shapes or element types that do not fit; ``view.delta``.
+    """
+    return _joined(checkpoint, names, concatenate, _concatenated_shape)
+
+
+def stack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpoint:
+    """Return the checkpoint with tensors of one shape stacked along a new first dimension, as ``numpy.stack``.
+
+    Parameters and errors as ``concatenate``.
+    """
+    return _joined(checkpoint, names, stack, _stacked_shape)
+
+
+def split(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, int]]) -> Checkpoint:
+    """Return the checkpoint with tensors split along the first dimension, as ``numpy.split``; undoes ``concatenate``.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : mapping of name to mapping of new name to rows
+        What each tensor is split into, in order; together all of its rows.
+
+    Raises
+    ------
+    UsageError
+        ``tensor.unknown``, ``view.name``; ``view.rows``: not as many rows as there are; ``view.delta``.
+    """
+    require_known(checkpoint, names)
+    for name, parts in names.items():
+        shape = checkpoint[name].shape
+        if not shape or sum(parts.values()) != shape[0] or any(count < 0 for count in parts.values()):
+            raise UsageError(
+                f"expected numbers of rows that add up to those of shape {list(shape)}, found {list(parts.values())}",
+                rule="view.rows",
+                where=name,
+            )
+    pieces = {
+        name: [
+            (new, (count, *checkpoint[name].shape[1:]), end - count)
+            for (new, count), end in zip(parts.items(), accumulate(parts.values()), strict=True)
+        ]
+        for name, parts in names.items()
+    }
+    return _cut(checkpoint, pieces, split, {name: dict(parts) for name, parts in names.items()})
+
+
+def unstack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpoint:
+    """Return the checkpoint with tensors taken apart along the first dimension, which is gone; undoes ``stack``.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : mapping of name to names
+        One for each index of the first dimension.
+
+    Raises
+    ------
+    UsageError
+        As ``split``.
+    """
+    require_known(checkpoint, names)
+    for name, parts in names.items():
+        shape = checkpoint[name].shape
+        if not shape or len(parts) != shape[0]:
+            raise UsageError(
+                f"expected a name for each index of the first dimension of {list(shape)}, found {len(parts)}",
+                rule="view.rows",
+                where=name,
+            )
+    pieces = {
+        name: [(new, checkpoint[name].shape[1:], row) for row, new in enumerate(parts)] for name, parts in names.items()
+    }
+    return _cut(checkpoint, pieces, unstack, {name: list(parts) for name, parts in names.items()})
+
+
+def _concatenated_shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    first = tensors[0]
+    if not first.shape or any(tensor.shape[1:] != first.shape[1:] or not tensor.shape for tensor in tensors):
+        return None
+    return (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+
+
+def _stacked_shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    first = tensors[0].shape
+    return None if any(tensor.shape != first for tensor in tensors) else (len(tensors), *first)
+
+
+def _joined(
+    checkpoint: Checkpoint,
+    names: Mapping[str, Sequence[str]],
+    verb: Verb,
+    shape_of: Callable[[Sequence[Tensor]], tuple[int, ...] | None],
+) -> Checkpoint:
+    used = [name for members in names.values() for name in members]
+    require_known(checkpoint, used)
+    require_once(used)
+    shapes = {}
+    for new, members in names.items():
+        tensors = [checkpoint[name] for name in members]
+        shape = shape_of(tensors) if tensors else None
+        if shape is None or len({tensor.dtype for tensor in tensors}) > 1:
+            told = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:6])
+            raise UsageError(
+                f"expected tensors of one element type and of shapes that fit, found {told or 'none'}",
+                rule="view.shape",
+                where=new,
+            )
+        shapes[new] = shape
+    first = {members[0]: new for new, members in names.items()}
+    gone = set(used) - set(first)
+
+    def joined(new: str) -> Make:
+        def make() -> Tensor:
+            return assemble(
+                new, shapes[new], Rows.whole([checkpoint[name] for name in names[new]]), CODECS[DenseLayout.codec]
+            )
+
+        return make
+
+    entries = [
+        (first.get(name, name), joined(first[name]) if name in first else None, name)
+        for name in checkpoint
+        if name not in gone
+    ]
+    joined_names = {new: list(members) for new, members in names.items()}
+    view = view_of(checkpoint, entries, verb, joined_names, origins=joined_names)
+    for new, members in names.items():
+        own = [checkpoint.importance.get(name) for name in members]
+        if own[0] is not None and all(other is not None and np.array_equal(own[0], other) for other in own):
+            view.importance = {**view.importance, new: own[0]}
+    return view
+
+
+def _cut(
+    checkpoint: Checkpoint,
+    pieces: Mapping[str, Sequence[tuple[str, tuple[int, ...], int]]],
+    verb: Verb,
+    argument: Any,
+) -> Checkpoint:
+    """Return the view in which tensors are replaced by pieces: new name, shape, first row."""
+
+    def piece(name: str, new: str, shape: tuple[int, ...], row: int) -> Make:
+        def make() -> Tensor:
+            tensor = checkpoint[name]
+            run = np.array([[0], [row * prod(tensor.shape[1:])], [prod(shape)]], np.int64)
+            return assemble(new, shape, Rows([tensor], run), CODECS[DenseLayout.codec])
+
+        return make
+
+    entries: list[tuple[str, Make | None, str]] = []
+    for name in checkpoint:
+        cut = pieces.get(name)
+        entries += (
+            [(name, None, name)]
+            if cut is None
+            else [(new, piece(name, new, shape, row), name) for new, shape, row in cut]
+        )
+    view = view_of(checkpoint, entries, verb, argument)
+    columns = {
+        new: weights
+        for name, weights in checkpoint.importance.items()
+        for new, shape, _ in pieces.get(name, ())
+        if shape and len(weights) == shape[-1]
+    }
+    view.importance = {**view.importance, **columns}
+    return view
+
+
+def _indices(tensor: Tensor, index: Index) -> Array:
+    """Return the rows that an index names, from 0 on."""
+    count = tensor.shape[0] if tensor.shape else None
+    if count is None:
+        raise UsageError(
+            "expected a tensor with rows, found one without dimensions", rule="view.rows", where=tensor.name
+        )
+    if isinstance(index, slice):
+        return np.ascontiguousarray(np.arange(count, dtype=np.int64)[index])
+    indices = np.asarray(index)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise UsageError("expected a slice or a list of integers", rule="view.rows", where=tensor.name)
+    outside = indices[(indices < -count) | (indices >= count)] if indices.size else indices
+    if outside.size:
+        raise UsageError(
+            f"expected rows from {-count} to {count - 1}, found {outside[0]}", rule="view.rows", where=tensor.name
+        )
+    signed = indices.astype(np.int64)
+    return np.where(signed < 0, signed + count, signed)
