@@ -1,1 +1,1 @@
-"""artifacts"""
+"""Open and save checkpoints: destinations, companion files, attachments and content ids."""

@@ -16,12 +16,12 @@ from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
 from ingot.core.suggest import did_you_mean
 from ingot.errors import IngotError, IntegrityError, UsageError, install_hint
-from ingot.ext.squish.tiers.table import FOUR_BIT, THREE_BIT
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.formats.shared.foreign import HEAD
+from ingot.formats.table import FORMATS
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
@@ -319,9 +319,9 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
         format, entry = detect(listed, name)
         catalog = format.read(listed, entry, verify=verify)
     except IngotError as error:
-        packed = _packed_tier(listed) if error.rule == "detect.none" else None
-        if packed is not None:
-            return open_found(packed, "", verify=verify, max_decompressed=max_decompressed)
+        inner = _fallback_folder(listed) if error.rule == "detect.none" else None
+        if inner is not None:
+            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed)
         raise _located(explain(error, store), location) from None
     source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
     try:
@@ -332,12 +332,13 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
     return source
 
 
-def _packed_tier(store: Store) -> Store | None:
-    """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
-    for tier in (FOUR_BIT, THREE_BIT):
-        if tier.path in store.folders() and any(store.exists(mark) for mark in tier.marks):
-            path = store.local_path(tier.path)
-            return from_url(store.url_of(tier.path) if path is None else path)
+def _fallback_folder(store: Store) -> Store | None:
+    """Return the folder inside ``store`` that holds the weights, if a format finds one."""
+    for _, format in FORMATS.available():
+        folder = format.fallback_folder(store)
+        if folder is not None:
+            path = store.local_path(folder)
+            return from_url(store.url_of(folder) if path is None else path)
     return None
 
 

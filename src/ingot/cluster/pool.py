@@ -378,6 +378,6 @@ def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
     """
     if engine == "processes":
         return Processes()
-    from ingot.cluster.ray import ray_pool  # noqa: PLC0415 - it imports this
+    from ingot.cluster.ray import ray_pool
 
     return ray_pool(address, threads)

@@ -44,7 +44,7 @@ class IngotWorker:
 
 def _threads() -> dict[int, float]:
     """Return the processor time of each thread of this process."""
-    import psutil  # noqa: PLC0415 - of which only workers have need
+    import psutil
 
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
 

@@ -27,8 +27,8 @@ class TaskType(Generic[Body, Result]):
 TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(
     "task",
     (
-        ("convert", "ingot.cluster.driver.distribute:CONVERT"),
-        ("delta", "ingot.cluster.driver.distribute:DELTA"),
+        ("convert", "ingot.conversion.planfile:TASKS"),
+        ("delta", "ingot.delta.planfile:TASKS"),
         ("verify", "ingot.inspect.questions:VERIFY"),
         ("compare", "ingot.inspect.questions:COMPARE"),
         ("delta-cost", "ingot.delta.questions:DELTA_COST"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ingot.codecs.base import Codec
 from ingot.core.registry import Instances
+from ingot.model.layouts.sparse import BlocksLayout
+from ingot.model.tensor import Tensor
 
 # Names of codecs whose layouts only their own families look into.
 FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
@@ -43,3 +45,9 @@ CODECS: Instances[Codec] = Instances(
     contract=Codec,
     identifier="id",
 )
+
+
+def stored_exactly(tensor: Tensor) -> bool:
+    """Return whether a tensor's stored form is lossless; blocks dropped by pruning do not count."""
+    codec = BlocksLayout.of(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
+    return CODECS[codec].lossless

@@ -1,1 +1,1 @@
-"""conversion"""
+"""Convert a checkpoint: prepare the source, plan, run and report."""

@@ -11,7 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
 from ingot.codecs.range_probe import RULE as UNDERFLOW
-from ingot.codecs.table import CODECS
+from ingot.codecs.table import CODECS, stored_exactly
 from ingot.conversion.candidates import first_values
 from ingot.conversion.ineffective_rules import weighs
 from ingot.conversion.placement import keep, nearest_refusal
@@ -253,9 +253,3 @@ def _options(tensor: Tensor, choice: Choice, asked: Asked) -> Mapping[str, Any]:
     """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
     weighed = tensor.name in asked.importance and weighs(choice)
     return {**choice.options, "importance": asked.importance[tensor.name]} if weighed else choice.options
-
-
-def stored_exactly(tensor: Tensor) -> bool:
-    """Whether the stored values are those that somebody gave, but for blocks that were dropped."""
-    codec = BlocksLayout.of(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
-    return CODECS[codec].lossless

@@ -16,6 +16,7 @@ from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.identity import same_identity
 from ingot.artifacts.open import Source, checkpoint_of, open_source
 from ingot.artifacts.options import AnyPath
+from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import viewed
@@ -364,3 +365,7 @@ def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> N
             "expected what the plan was made for, found another, or one that was written to since; plan again",
             where=where,
         )
+
+
+TASKS = StepsType(shared)
+"""The tasks of a plan; workers keep the last plan open."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ingot.conversion.encoding import stored_exactly
+from ingot.codecs.table import stored_exactly
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import decide, layers_of
 from ingot.core.registry import Registry

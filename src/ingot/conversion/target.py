@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.artifacts.destination import Destination
+from ingot.artifacts.equal_tensors import alike, equal_values
 from ingot.conversion.options import ConvertOptions
 from ingot.core.runtime.memory import anonymous_in_use, parse_size
 from ingot.core.runtime.parallel import default_workers
-from ingot.delta.compare_inputs import alike, equal_values
 from ingot.engine.resources import RESERVE
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions

@@ -17,6 +17,20 @@ EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.draft_decoders": {
         "eagle3": "ingot.ext.serving.speculate:EagleDecoding",
     },
+    "ingot.format_signs": {
+        "anek": "ingot.ext.signs:ANEK",
+        "npy": "ingot.ext.signs:NPY",
+        "npydir": "ingot.ext.signs:NPYDIR",
+        "npz": "ingot.ext.signs:NPZ",
+        "squizd": "ingot.ext.signs:SQUIZD",
+    },
+    "ingot.formats": {
+        "anek": "ingot.ext.ane.kernel_units.format:AnekFormat",
+        "npy": "ingot.ext.squish.npydir.finalized:NpyFormat",
+        "npydir": "ingot.ext.squish.npydir.format:NpydirFormat",
+        "npz": "ingot.ext.squish.npydir.npz:NpzFormat",
+        "squizd": "ingot.ext.squizd.format:SquizdFormat",
+    },
     "ingot.inspectors": {
         "anek": "ingot.ext.ane.cli.program:KernelInspector",
         "hwx": "ingot.ext.ane.cli.program:ProgramInspector",

@@ -1,1 +1,1 @@
-"""delta"""
+"""Differences between a base and its fine-tunes: diff, patch, chains."""

@@ -6,10 +6,9 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from ingot.artifacts.identity import tensor_digest
+from ingot.artifacts import equal_tensors
+from ingot.artifacts.equal_tensors import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import words
-from ingot.core.bytes.checksums import Blake3, hex_of
-from ingot.core.numeric.dtypes import DTYPES, file_bytes
 from ingot.core.runtime.progress import Progress
 from ingot.delta.chain import require_decoders
 from ingot.delta.pairs import Asking, Both, Pairs
@@ -19,8 +18,6 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
-
-_COMPARED = 1 << 20
 
 
 def same_tensors(pairs: Mapping[str, Both], asking: Asking, progress: Progress) -> dict[str, str]:
@@ -35,11 +32,6 @@ def same_tensors(pairs: Mapping[str, Both], asking: Asking, progress: Progress) 
             digests[name] = digest
             progress.advance(pairs[name].nbytes, name)
     return digests
-
-
-def alike(first: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and element type."""
-    return first.shape == other.shape and first.dtype == other.dtype
 
 
 def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
@@ -76,7 +68,7 @@ def changed(both: Both) -> int:
     """Return how many elements of two tensors differ in their bits."""
     first, other = both.pair
     matrix = matrix_of(first, other.codec)
-    step = max(1, _COMPARED // max(matrix[1], 1))
+    step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
     return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
 
@@ -93,6 +85,11 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
         require_decoders(checkpoint)
 
 
+def common_digest(both: Both) -> str | None:
+    """Return the digest of two tensors of one shape and dtype with the same values, bit for bit, else None."""
+    return equal_tensors.common_digest(*both.pair)
+
+
 def is_cast(both: Both) -> bool:
     """Whether the fine-tune's tensor, as far as the base has rows of it, is the base's cast to its element type.
 
@@ -100,7 +97,7 @@ def is_cast(both: Both) -> bool:
     """
     base, tuned = both.pair
     matrix = matrix_of(tuned, base.codec)
-    shared, left = rows_of(base.shape, matrix[1]), max(1, _COMPARED // max(matrix[1], 1))
+    shared, left = rows_of(base.shape, matrix[1]), max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     start = 0
     for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
         count = window(start, start + len(new), shared)
@@ -108,24 +105,3 @@ def is_cast(both: Both) -> bool:
             return False
         start += len(new)
     return True
-
-
-def equal_values(first: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and type have the same values, bit for bit; stops at the first difference."""
-    return common_digest(Both(first, other)) is not None
-
-
-def common_digest(both: Both) -> str | None:
-    """Return the digest of two tensors of one shape and type that have the same values, bit for bit, else None."""
-    first, other = both.pair
-    if is_opaque(first) or is_opaque(other) or DTYPES[first.dtype].bits < 8:  # packed bytes, which chunks are not
-        digest = tensor_digest(first)
-        return digest if digest == tensor_digest(other) else None
-    matrix = matrix_of(first, other.codec)
-    step, running = max(1, _COMPARED // max(matrix[1], 1)), Blake3()
-    for left, right in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
-        mine = file_bytes(left)
-        if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):
-            return None
-        running.update(mine)
-    return hex_of(running)

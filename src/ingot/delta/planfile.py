@@ -13,6 +13,7 @@ from msgspec import Struct
 import ingot
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.structs import warm
 from ingot.delta.chain import link_of, stages
@@ -165,3 +166,7 @@ def shared(address: str) -> OpenedDeltaPlan:
             routes = stages(checkpoints[0], [link_of(checkpoint) for checkpoint in checkpoints[1:]])[-1]
         format = FORMATS.get_or_refuse(data.target.format)
         return OpenedDeltaPlan(data, format, checkpoints, routes, stack.pop_all())
+
+
+TASKS = StepsType(shared)
+"""The tasks of a plan; workers keep the last plan open."""

@@ -265,6 +265,14 @@ class Format(ABC):
         """
         return False
 
+    def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
+        """Return the entry file of a folder that no format claims, or None; reads little."""
+        return None
+
+    def fallback_folder(self, store: Store) -> str | None:
+        """Return the folder, inside one that no format claims, that holds the weights; None by default."""
+        return None
+
     @abstractmethod
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Validate the header or manifest of ``name`` completely and locate every tensor.

@@ -100,7 +100,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
         raise UsageError(f"expected one checkpoint in the folder, found {listed}; name the file", rule="detect.several")
-    last = _last_resort(names, store) or _finalized(names, store)
+    last = _last_resort(names, store) or _fallback(names, store)
     if last is not None:
         return last
     if store is not None:
@@ -111,14 +111,15 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     )
 
 
-def _finalized(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
-    """Return the folder of finalized arrays of a Squish directory whose other forms are gone, if it is complete."""
-    if store is None or not any(name.endswith("/") for name in names):
+def _fallback(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
+    """Return the format and entry of a folder that no format claims, if one of them finds weights further inside."""
+    if store is None:
         return None
-    from ingot.ext.squish.npydir.names import ARRAYS_READY, FINALIZED  # noqa: PLC0415 - few folders need it
-
-    there = f"{FINALIZED}/" in names and store.exists(f"{FINALIZED}/{ARRAYS_READY}")
-    return (FORMATS["npy"], f"{FINALIZED}/{ARRAYS_READY}") if there else None
+    for candidate in FORMATS.of_folder(names):
+        entry = candidate.fallback_entry(names, store)
+        if entry is not None:
+            return candidate, entry
+    return None
 
 
 def _told(names: Sequence[str]) -> str:

@@ -1,24 +1,28 @@
 """The one table of formats. A new format of Ingot is a folder and a line here.
 
-Plugins add formats by entry points in the group ``ingot.formats``.
+Extensions and plugins add formats by entry points in the group ``ingot.formats``, and their signs in the group
+``ingot.format_signs``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-from ingot.core.registry import Instances
+from ingot.core.registry import Instances, Registry
 from ingot.formats.base import Format
+
+Sign: TypeAlias = str | tuple[int, bytes]
+"""What a format needs to claim a file or folder: the end of a name, in lower case (a folder's name ends with a slash),
+or an offset in a file and the bytes there. A format with signs is imported only if one of them is present."""
 
 _SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
 _DIALECT = (".safetensors", ".safetensors.index.json")
 _PACKAGE = ".mlpackage"  # the end of a folder's name, in which a file is a sign
-_ARRAY = ".npy"  # may be weights, and may be anything that lies beside them
 _TORCH = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 
-# A format, where it is, and the signs without which it claims no file and no folder: the end of a name (in small
-# letters), or where in a file which bytes are. Only formats that one of the signs speaks for are imported and asked.
-_ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
+# Name, class and signs of each format.
+_ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("zt", "ingot.formats.zt.format:ZtFormat", (".zt", (0, b"ZTEN"))),
     ("zt2", "ingot.formats.zt2.format:Zt2Format", (".zt", (0, b"\x89ZT2"))),
     ("safetensors", "ingot.formats.safetensors.format:SafetensorsFormat", _SAFETENSORS),
@@ -36,55 +40,63 @@ _ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
     ("torchao", "ingot.formats.packed_folders.torchao:TorchaoFormat", _DIALECT),
     ("quanto", "ingot.formats.packed_folders.quanto:QuantoFormat", _DIALECT),
     ("hqq", "ingot.formats.packed_folders.hqq:HqqFormat", _DIALECT),
-    ("squizd", "ingot.ext.squizd.format:SquizdFormat", (".squizd", (0, b"SQZD"))),
     ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat", (".wdelta", (0, b"wdelta\0"))),
-    ("npydir", "ingot.ext.squish.npydir.format:NpydirFormat", ("manifest.json",)),
-    ("npy", "ingot.ext.squish.npydir.finalized:NpyFormat", (".npy",)),
-    ("npz", "ingot.ext.squish.npydir.npz:NpzFormat", (".npz",)),
     ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
     ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
     ("torch", "ingot.formats.torch.format:TorchFormat", _TORCH),
     ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
-    ("anek", "ingot.ext.ane.kernel_units.format:AnekFormat", (".anek", "kernels.json", (0, b"ANEKUNIT"))),
 )
 
 
 class Formats(Instances[Format]):
-    """The formats by name. A format of Ingot is imported if a sign speaks for it; the others have no signs.
+    """The formats by name. A format with signs is imported only if a file or folder has one of them.
 
     Formats of plugins come last. Detection of a file reaches them only if no format of Ingot claims the file.
     """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
         """Yield the formats that a file with this name and beginning may have."""
-        yield from self._of([name], head)
+        yield from self._with_sign([name], head)
 
     def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
-        """Yield the formats that a folder with files of these names may be of."""
-        yield from self._of(names, b"")
+        """Yield the formats that a folder with these file names may have."""
+        yield from self._with_sign(names, b"")
 
     def of_plugins(self) -> Iterator[Format]:
         """Yield the formats of plugins."""
         yield from (format for _, format in self.available_plugins())
 
     def endings(self) -> tuple[str, ...]:
-        """Return the ends of names, in small letters, of files and folders with weights; imports no format that is
-        listed here."""
-        signs = {sign for _, _, signs in _ENTRIES for sign in signs if isinstance(sign, str) and sign.startswith(".")}
-        added = [self[key] for key in self._targets if key not in _SIGNS]
+        """Return the ends, in lower case, of names of files and folders with weights; imports no format with signs.
+
+        Without ``.npy``: arrays beside a checkpoint are seldom weights.
+        """
+        signs = {sign for key in self._targets for sign in _signs_of(key) or () if isinstance(sign, str)}
+        added = [self[key] for key in self._targets if _signs_of(key) is None]
         added += self.of_plugins()
         suffixes = {suffix for format in added for suffix in format.suffixes}
-        return tuple(sorted((signs | suffixes | {_PACKAGE}) - {_ARRAY}))
+        extensions = {sign for sign in signs if sign.startswith(".")}
+        return tuple(sorted((extensions | suffixes | {_PACKAGE}) - {".npy"}))
 
-    def _of(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
+    def _with_sign(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
         lower = [name.lower() for name in names]
         for key in self._targets:
-            signs = _SIGNS.get(key, ("",))
-            ends = tuple(sign for sign in signs if isinstance(sign, str))
-            starts = [sign for sign in signs if not isinstance(sign, str)]
-            if any(name.endswith(ends) for name in lower) or any(head.startswith(sign, at) for at, sign in starts):
+            signs = _signs_of(key)
+            if signs is None or any(_is_present(sign, lower, head) for sign in signs):
                 yield self[key]
         yield from self.of_plugins()
+
+
+def _is_present(sign: Sign, names: Sequence[str], head: bytes) -> bool:
+    if isinstance(sign, str):
+        return any(name.endswith(sign) for name in names)
+    return head.startswith(sign[1], sign[0])
+
+
+def _signs_of(name: str) -> tuple[Sign, ...] | None:
+    """Return the signs of a format; None if it has registered none."""
+    signs = _SIGNS.get(name)
+    return _EXTENSION_SIGNS[name] if signs is None and name in _EXTENSION_SIGNS else signs
 
 
 FORMATS = Formats(
@@ -95,3 +107,4 @@ FORMATS = Formats(
     identifier="name",
 )
 _SIGNS = {name: signs for name, _, signs in _ENTRIES}
+_EXTENSION_SIGNS: Registry[tuple[Sign, ...]] = Registry("sign", group="ingot.format_signs")

@@ -1,1 +1,1 @@
-"""inspect"""
+"""Examine checkpoints: verify, compare, inspect, seal, doctor."""

@@ -1,1 +1,1 @@
-"""library"""
+"""The deduplicating library of checkpoints."""

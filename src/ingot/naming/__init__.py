@@ -1,1 +1,1 @@
-"""naming"""
+"""Meaning of tensor names and of ``config.json``: roles, layers, families."""

@@ -1,1 +1,1 @@
-"""quantization"""
+"""Round matrices under statistics."""

@@ -1,1 +1,1 @@
-"""reporting"""
+"""Report data, and its rendering as text and HTML."""

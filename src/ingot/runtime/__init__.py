@@ -1,1 +1,1 @@
-"""runtime"""
+"""Run models: code that needs torch, transformers, MLX, JAX or SciPy."""

@@ -1,1 +1,1 @@
-"""translate"""
+"""Model families: names, hyperparameters and tokenizers of Hugging Face, llama.cpp and MLX."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.delta.compare_inputs import alike, equal_values
+from ingot.artifacts.equal_tensors import alike, equal_values
 from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint

@@ -345,7 +345,8 @@ def test_memory_stays_under_the_ceiling(tmp_path: Path) -> None:
     """A wide model in 16 bits, larger in f32 than what is allowed beside the program."""
     make("llama", tmp_path / "m", hidden_size=512, intermediate_size=1536, num_hidden_layers=10, vocab_size=60000,
          num_attention_heads=8, max_position_embeddings=128)  # fmt: skip
-    run = "import sys, ingot, ingot.runtime.calibration.calibrate, torch, transformers; from ingot.core.runtime.memory import anonymous_rss"
+    run = "import sys, ingot, ingot.runtime.calibration.calibrate, torch, transformers\n"
+    run += "from ingot.core.runtime.memory import anonymous_rss"
     base = peak_anonymous([sys.executable, "-c", f"{run}; from transformers import LlamaForCausalLM"])
     allowed = base + parse_size("336MiB")
     options = f"samples=6, length=8, max_ram={allowed}, plan=lambda plan: print(plan, file=sys.stderr)"

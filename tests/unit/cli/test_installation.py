@@ -122,7 +122,7 @@ def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
 # What no listing of a file of one format needs: another format, what locks and writes, what typer converts through.
 NEVER = (
     "asyncio", "filelock", "pydantic", "psutil", "rich", "tomllib", "ml_dtypes", "huggingface_hub", "torch",
-    "ingot.cli.convert", "ingot.ext.ane.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute",
+    "ingot.cli.convert", "ingot.ext.ane.cli.plan", "ingot.conversion", "ingot.delta", "ingot.engine.execute",
     "ingot.recipes", "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ NEVER = (
 @pytest.mark.parametrize(
     ("words", "never"),
     [
-        (["--version"], (*NEVER, "numpy", "ingot.model", "ingot.formats", "ingot.ops", "ingot.stores")),
+        (["--version"], (*NEVER, "numpy", "ingot.model", "ingot.formats", "ingot.artifacts", "ingot.conversion", "ingot.stores")),
         (["inspect", "a.zt"], (*NEVER, "ingot.formats.zt2", "ingot.formats.gguf", "ingot.formats.squizd")),
         (["inspect", "a.gguf"], (*NEVER, "ingot.formats.zt", "ingot.formats.zt2", "ingot.formats.squizd")),
     ],

@@ -15,19 +15,19 @@ NAMES = {*CODECS, *map(file_id, CODECS)}
 # Where a word is no codec's name: forms of the Neural Engine, a preset, an extra, MLX's mode, a word of
 # compressed-tensors, fields of a report.
 OTHER_WORDS = {
-    "cli/plan.py": {"dense"},
-    "formats/dialects/compressed_keys.py": {"dense"},
-    "formats/dialects/compressed_tensors.py": {"dense"},
-    "formats/dialects/mlx.py": {"affine"},
-    "ops/ane/plan.py": {"dense"},
-    "ops/check/doctor.py": {"astc"},
+    "ext/ane/cli/plan.py": {"dense"},
+    "formats/packed_folders/compressed_keys.py": {"dense"},
+    "formats/packed_folders/compressed_tensors.py": {"dense"},
+    "formats/packed_folders/mlx.py": {"affine"},
+    "ext/ane/plan.py": {"dense"},
+    "inspect/doctor.py": {"astc"},
     "recipes/load.py": {"astc"},
-    "targets/ane/candidates.py": {"dense", "palette"},
-    "targets/ane/chips.py": {"palette"},
-    "targets/ane/form.py": {"dense", "palette"},
-    "targets/ane/gates.py": {"dense"},
-    "targets/ane/kernel_format.py": {"palette"},
-    "targets/ane/measured.py": {"dense"},
+    "ext/ane/chips/candidates.py": {"dense", "palette"},
+    "ext/ane/chips/chips.py": {"palette"},
+    "ext/ane/chips/form.py": {"dense", "palette"},
+    "ext/ane/chips/gates.py": {"dense"},
+    "ext/ane/chips/kernel_format.py": {"palette"},
+    "ext/ane/chips/measured.py": {"dense"},
 }
 
 

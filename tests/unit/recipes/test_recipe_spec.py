@@ -58,7 +58,7 @@ def test_every_key_role_and_preset_is_described() -> None:
     ("prefix", "page", "files"),
     [
         ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py", "recipes/patterns.py"]),
-        ("dense", "dense.md", ["codecs/dense/codec.py", "codecs/cast.py", "ops/check/tensors.py"]),
+        ("dense", "dense.md", ["codecs/dense/codec.py", "codecs/cast.py", "inspect/tensors.py"]),
     ],
 )
 def test_rules_are_listed_where_they_are_raised(prefix: str, page: str, files: list[str]) -> None:

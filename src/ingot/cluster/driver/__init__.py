@@ -1,1 +1,1 @@
-"""driver"""
+"""Distribute conversions, deltas and checks over workers."""

@@ -303,18 +303,6 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
         raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 
 
-def _open_conversion(address: str) -> Shared:
-    from ingot.conversion.planfile import shared
-
-    return shared(address)
-
-
-def _open_delta(address: str) -> Shared:
-    from ingot.delta.planfile import shared
-
-    return shared(address)
-
-
 class StepsType(TaskType[StepsBody, TaskResult]):
     """Tasks of plans that ``opened`` opens; the last plan stays open."""
 
@@ -363,6 +351,3 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         result = TaskResult(task, body.attempt, worker_name(), time.perf_counter() - started, steps, files, states)
         folder.write(f"{name}.json", messages.encode(result))
         return result
-
-
-CONVERT, DELTA = StepsType(_open_conversion), StepsType(_open_delta)

@@ -1,1 +1,1 @@
-"""budget"""
+"""Choose the types of all tensors for a size, or for an error limit."""

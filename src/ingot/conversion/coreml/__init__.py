@@ -1,1 +1,1 @@
-"""coreml"""
+"""Convert to Core ML packages."""

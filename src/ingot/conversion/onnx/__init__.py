@@ -1,1 +1,1 @@
-"""onnx"""
+"""Convert to ONNX models: put weights into a graph."""

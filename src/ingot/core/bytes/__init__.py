@@ -1,1 +1,1 @@
-"""bytes"""
+"""Checksums, encodings and buffers."""

@@ -1,1 +1,1 @@
-"""files"""
+"""Files of the local system: atomic publishing, archives, memory maps."""

@@ -1,1 +1,1 @@
-"""numeric"""
+"""Dtypes, blocks and checked arithmetic."""

@@ -1,1 +1,1 @@
-"""parsing"""
+"""Strict parsers: CBOR, JSON, protobuf, tables of records."""

@@ -1,1 +1,1 @@
-"""runtime"""
+"""The running process: threads, memory, instruction sets, progress."""

@@ -1,1 +1,1 @@
-"""ane"""
+"""Apple's Neural Engine: plans, look-up tables, programs."""

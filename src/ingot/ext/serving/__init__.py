@@ -1,1 +1,1 @@
-"""serving"""
+"""Serving: packed KV caches and speculative drafting."""

@@ -1,1 +1,1 @@
-"""squish"""
+"""Squish directories: tiers, their cache and their quality gate."""

@@ -1,1 +1,1 @@
-"""squizd"""
+"""SQUIZD files: container, directory, attachments and kernel stacks."""

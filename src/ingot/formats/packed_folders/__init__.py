@@ -1,1 +1,1 @@
-"""packed_folders"""
+"""Hugging Face folders of quantized weights, one module per quantization method."""

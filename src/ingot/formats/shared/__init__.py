@@ -1,1 +1,1 @@
-"""shared"""
+"""Helpers that several formats use."""

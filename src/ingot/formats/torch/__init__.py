@@ -1,1 +1,1 @@
-"""torch"""
+"""Files of ``torch.save``."""

@@ -1,1 +1,1 @@
-"""page"""
+"""The HTML page of ``ingot report``."""

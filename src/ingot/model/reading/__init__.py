@@ -1,1 +1,1 @@
-"""reading"""
+"""Read tensors: ranges, slices, lazy mappings, limits."""

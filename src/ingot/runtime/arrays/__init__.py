@@ -1,1 +1,1 @@
-"""arrays"""
+"""Tensors as arrays of torch, MLX and JAX."""

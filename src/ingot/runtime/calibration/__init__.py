@@ -1,1 +1,1 @@
-"""calibration"""
+"""Collect statistics of a model's matrices."""

@@ -39,4 +39,4 @@ def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tupl
 
 def default_text() -> str:
     """Return the text that Ingot ships: prose in many languages, and code (``spec/calibration.md``)."""
-    return resources.files("ingot.adapters").joinpath(_FILE).read_text("utf-8")
+    return resources.files("ingot.runtime.calibration").joinpath(_FILE).read_text("utf-8")

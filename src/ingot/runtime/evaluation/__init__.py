@@ -1,1 +1,1 @@
-"""evaluation"""
+"""Measure models: perplexity, KL, agreement, generation."""

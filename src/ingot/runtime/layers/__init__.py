@@ -1,1 +1,1 @@
-"""layers"""
+"""Layers that compute with packed weights."""

@@ -1,1 +1,1 @@
-"""loading"""
+"""Load checkpoints into transformers and MLX."""

@@ -1,1 +1,1 @@
-"""folding"""
+"""Fold rotations and scales into weights before they are rounded."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.artifacts.companions import companion_config
-from ingot.conversion.encoding import stored_exactly
+from ingot.codecs.table import stored_exactly
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.naming.config import CONFIG

@@ -1,1 +1,1 @@
-"""pruning"""
+"""Find the weakest blocks of feed-forward networks."""

@@ -1,1 +1,1 @@
-"""chips"""
+"""Facts about chips, with the evidence for each."""

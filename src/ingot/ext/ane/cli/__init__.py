@@ -1,1 +1,1 @@
-"""cli"""
+"""Commands of the Neural Engine."""

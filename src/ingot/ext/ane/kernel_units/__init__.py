@@ -1,1 +1,1 @@
-"""kernel_units"""
+"""Kernel units (``.anek``): the weights of compiled Neural Engine programs."""

@@ -1,1 +1,1 @@
-"""cli"""
+"""Commands of Squish directories."""

@@ -1,1 +1,1 @@
-"""npydir"""
+"""Squish directories of ``.npy`` arrays, as containers."""

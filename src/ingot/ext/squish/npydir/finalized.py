@@ -11,7 +11,7 @@ from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.array_file import ArrayFile
 from ingot.ext.squish.npydir.arrays import open_array
-from ingot.ext.squish.npydir.names import ARRAYS_READY, MANIFEST, refuses_name
+from ingot.ext.squish.npydir.names import ARRAYS_READY, FINALIZED, MANIFEST, refuses_name
 from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
 from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
@@ -46,6 +46,11 @@ class NpyFormat(Format):
     def has_sentinel(self, store: Store) -> bool:
         """Whether squish's sentinel ``.ready`` is there."""
         return store.exists(ARRAYS_READY)
+
+    def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
+        """Return the sentinel of a Squish directory's finalized arrays, if they are complete."""
+        entry = f"{FINALIZED}/{ARRAYS_READY}"
+        return entry if f"{FINALIZED}/" in names and store.exists(entry) else None
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""

@@ -10,6 +10,7 @@ from ingot.ext.squish.npydir.names import BF16_TIER, FOLDER, MANIFEST, READY, re
 from ingot.ext.squish.npydir.reader import read_catalog
 from ingot.ext.squish.npydir.sidecar import json_metadata
 from ingot.ext.squish.npydir.writer import NpydirWriter, directory_size
+from ingot.ext.squish.tiers.table import FOUR_BIT, THREE_BIT
 from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
@@ -40,6 +41,14 @@ class NpydirFormat(Format):
     def has_sentinel(self, store: Store) -> bool:
         """Whether ``tensors/.manifest_ready``, which is written last, is there."""
         return store.exists(READY)
+
+    def fallback_folder(self, store: Store) -> str | None:
+        """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
+        folders = store.folders()
+        for tier in (FOUR_BIT, THREE_BIT):
+            if tier.path in folders and any(store.exists(mark) for mark in tier.marks):
+                return tier.path
+        return None
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Why a Squish directory cannot carry the tensor; None if it can."""

@@ -1,1 +1,1 @@
-"""tiers"""
+"""The prepared forms (tiers) of a Squish directory: choose, build, verify."""
