@@ -255,8 +255,8 @@ def instrument() -> None:
     ``atheris.instrument_imports`` sees nothing through the import hook of an editable install, so functions are taken
     one by one.
     """
-    for path in (Path(ingot.__file__).parent / "formats" / "dialects").glob("[a-z]*.py"):
-        __import__(f"ingot.formats.dialects.{path.stem}")
+    for path in (Path(ingot.__file__).parent / "formats" / "packed_folders").glob("[a-z]*.py"):
+        __import__(f"ingot.formats.packed_folders.{path.stem}")
     for function in [item for item in gc.get_objects() if isinstance(item, FunctionType)]:
         if (function.__module__ or "").startswith("ingot.") and ".testing." not in function.__module__:
             atheris.instrument_func(function)

@@ -64,4 +64,4 @@ def test_other_folders_are_loaded_as_stored(tmp_path: Path) -> None:
 
 
 def test_squish_tiers_are_a_registered_preparer() -> None:
-    assert type(MODEL_PREPARERS["squish"]).__module__.startswith("ingot.ops.squish.")
+    assert type(MODEL_PREPARERS["squish"]).__module__.startswith("ingot.ext.squish.")

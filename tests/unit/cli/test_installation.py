@@ -130,7 +130,10 @@ NEVER = (
 @pytest.mark.parametrize(
     ("words", "never"),
     [
-        (["--version"], (*NEVER, "numpy", "ingot.model", "ingot.formats", "ingot.artifacts", "ingot.conversion", "ingot.stores")),
+        (
+            ["--version"],
+            (*NEVER, "numpy", "ingot.model", "ingot.formats", "ingot.artifacts", "ingot.conversion", "ingot.stores"),
+        ),
         (["inspect", "a.zt"], (*NEVER, "ingot.formats.zt2", "ingot.formats.gguf", "ingot.formats.squizd")),
         (["inspect", "a.gguf"], (*NEVER, "ingot.formats.zt", "ingot.formats.zt2", "ingot.formats.squizd")),
     ],

@@ -199,7 +199,7 @@ class TestFolder:
         code = (
             "import os, shutil, sys\n"
             "from pathlib import Path\n"
-            "from ingot.core import atomic\n"
+            "from ingot.core.files import atomic\n"
             "def counted(call, left):\n"
             "    def wrapped(*args, **kwargs):\n"
             "        left[0] -= 1\n"

@@ -33,7 +33,7 @@ def test_entries_that_mean_the_current_folder_are_left_out() -> None:
 def test_ingot_is_imported_and_nothing_beside_the_data(tmp_path: Path, path: str) -> None:
     for name in ("msgspec", "numpy", "ingot", "importlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the folder of the data')")
-    command = isolation.isolated_command("core.memory", "parse_size", "2GiB")
+    command = isolation.isolated_command("core.runtime.memory", "parse_size", "2GiB")
     command[command.index("-c") + 1] += "\nprint(sys.modules['ingot'].__file__, '' in sys.path)"
     variables = isolation.isolated_environment({**os.environ, "PYTHONPATH": path})
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True, timeout=60)

@@ -31,7 +31,17 @@ for thread in threads: thread.join()
 
 def test_every_struct_type_is_described_when_its_module_is_imported() -> None:
     for module in pkgutil.walk_packages(ingot.__path__, "ingot."):
-        if module.name.startswith(("ingot.formats.", "ingot.model.", "ingot.ext.", "ingot.conversion.", "ingot.delta.", "ingot.codecs.", "ingot.core.")):
+        if module.name.startswith(
+            (
+                "ingot.formats.",
+                "ingot.model.",
+                "ingot.ext.",
+                "ingot.conversion.",
+                "ingot.delta.",
+                "ingot.codecs.",
+                "ingot.core.",
+            )
+        ):
             importlib.import_module(module.name)
 
     def below(kind: type) -> set[type]:

@@ -10,19 +10,22 @@ import pytest
 import ingot
 
 PACKAGE = Path(ingot.__file__).parent
-ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
-MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
+PACKAGES = (
+    *("model", "codecs", "formats", "recipes", "engine", "quantization", "artifacts", "views", "translate"),
+    *("cluster", "conversion", "delta", "inspect", "library", "runtime", "ext"),
+)
+MODULES = sorted([*PACKAGE.glob("*.py"), *(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))])
 
 HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.files.paths"}
 WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: stores.table.write_file
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
-    ("formats/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
+    ("formats/shared/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
     # Pipes of processes.
-    *(("engine/cluster/worker.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid", "getppid")),
-    *(("engine/cluster/process.py", f"os.{name}") for name in ("dup", "fdopen")),
-    ("engine/cluster/ray.py", "tempfile.TemporaryDirectory"),  # an empty folder, for Ray's workers
+    *(("cluster/worker.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid", "getppid")),
+    *(("cluster/process.py", f"os.{name}") for name in ("dup", "fdopen")),
+    ("cluster/ray.py", "tempfile.TemporaryDirectory"),  # an empty folder, for Ray's workers
 }
 
 

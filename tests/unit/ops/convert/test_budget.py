@@ -293,8 +293,8 @@ def test_a_model_without_statistics_is_calibrated_once(
         calls.append(path)
         return Statistics.in_memory(statistics(UP))
 
-    for module in ("budget", "rounding"):
-        monkeypatch.setattr(f"ingot.ops.convert.{module}._CALIBRATE", {"model": take})
+    for module in ("budget.search", "rounding_view"):
+        monkeypatch.setattr(f"ingot.conversion.{module}._CALIBRATE", {"model": take})
     types = "int3-calibrated,int4-calibrated,int6-calibrated"
     report = ingot.convert(model, tmp_path / "out.zt", target_bpw=4.6, types=types)
     assert report.budget is not None
