@@ -22,6 +22,7 @@ WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: stores.tabl
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
     ("formats/shared/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
+    ("ext/squizd/dispatch.py", "pathlib.Path"),  # device files of this machine
     # Pipes of processes.
     *(("cluster/worker.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid", "getppid")),
     *(("cluster/process.py", f"os.{name}") for name in ("dup", "fdopen")),
