@@ -16,7 +16,7 @@ if "ingot" not in sys.modules:
     spec = importlib.util.spec_from_file_location("ingot", sys.argv[1])
     sys.modules["ingot"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-import ingot.{module} as started
+import {module} as started
 started.{function}(*sys.argv[2:])
 """
 
