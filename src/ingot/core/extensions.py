@@ -8,11 +8,11 @@ from __future__ import annotations
 
 EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.commands": {
-        "cache": "ingot.cli.cache:register",
-        "int4": "ingot.cli.int4:register",
-        "kernel": "ingot.cli.kernel:register",
-        "lut": "ingot.cli.lut:register",
-        "plan": "ingot.cli.plan:register",
+        "cache": "ingot.cli.cache:command",
+        "int4": "ingot.cli.int4:command",
+        "kernel": "ingot.cli.kernel:command",
+        "lut": "ingot.cli.lut:command",
+        "plan": "ingot.cli.plan:command",
     },
     "ingot.draft_decoders": {
         "eagle3": "ingot.adapters.speculate:EagleDecoding",
