@@ -20,7 +20,7 @@ _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _MANY = 12  # a command with no more options shows them all
 _EXAMPLES = 3
 _WIDTH = 78
-_NO_BREAK = "\N{NO-BREAK SPACE}"
+_SPACE, _HYPHEN = "\N{NO-BREAK SPACE}", "\N{NON-BREAKING HYPHEN}"
 _ALL_REQUESTED = "ingot.help.all"
 
 
@@ -70,7 +70,9 @@ class Group(click.Group):
 def write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the help of a command."""
     command.format_usage(ctx, formatter)
-    command.format_help_text(ctx, formatter)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(_unbroken(command.help or ""))
     parameters = command.get_params(ctx)
     is_brief = any(ALL in parameter.opts for parameter in parameters) and not ctx.meta.get(_ALL_REQUESTED)
     sections: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: []}
@@ -88,7 +90,7 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
     for title, rows in filter(lambda section: section[1], sections.items()):
         with formatter.section(_styled(title, bold=True)):
             formatter.write_dl([(_styled(name, fg="cyan"), _unbroken(text)) for name, text in rows])
-    formatter.buffer = [text.replace(_NO_BREAK, " ") for text in formatter.buffer]
+    formatter.buffer = [text.replace(_SPACE, " ").replace(_HYPHEN, "-") for text in formatter.buffer]
     for title, lines in _closing(names, command.epilog or "", is_brief):
         formatter.write(f"\n{_styled(title, bold=True)}\n")
         formatter.write("".join(f"{line}\n" for line in lines))
@@ -123,8 +125,8 @@ def _first_paragraph(command: click.Command) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Return text whose default is not broken into two lines."""
-    return text.replace("[default: ", f"[default:{_NO_BREAK}")
+    """Return text that is broken neither at hyphens nor inside a default; ``write_help`` restores the characters."""
+    return text.replace("-", _HYPHEN).replace("[default: ", f"[default:{_SPACE}")
 
 
 def _panel(parameter: click.Parameter) -> str | None:

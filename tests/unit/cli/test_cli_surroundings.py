@@ -185,7 +185,7 @@ def test_ingot_alone_is_no_error(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code", "message"),
-    [(KeyboardInterrupt(), 130, "interrupted; "), (EOFError("short"), 1, "EOFError: short")],
+    [(KeyboardInterrupt(), 130, "interrupted"), (EOFError("short"), 1, "EOFError: short")],
 )
 def test_an_exception_that_click_handles_itself_is_one_line(
     error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

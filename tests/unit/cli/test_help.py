@@ -27,6 +27,7 @@ def test_help_fits_the_terminal(path: tuple[str, ...], monkeypatch: pytest.Monke
     assert result.exit_code == 0
     lines = re.sub(r">=|(?<=\w)<(?=\d)", "", result.stdout).splitlines()  # of `[x>=1]`, of `kl<0.02`
     assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"\w-$", line)]
     assert not [line for line in lines if line.count("<") != line.count(">") or line.count("[") != line.count("]")]
 
 
