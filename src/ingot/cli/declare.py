@@ -40,7 +40,7 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
         hints = typing.get_type_hints(function, include_extras=True)
         structs = {key: hint for key, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
         declared = {item.parameter.name: item for item in _declarations(function, hints, structs)}
-        names = {key: [item.name for item in fields(struct)] for key, struct in structs.items()}
+        names = {key: [item.name for item in _command_fields(struct)] for key, struct in structs.items()}
 
         def call(**values: Any) -> object:
             given = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
@@ -76,9 +76,8 @@ def _declarations(
     for item in inspect.signature(function).parameters.values():
         if item.name in structs:
             types = _field_types(structs[item.name])
-            for field in options_of(structs[item.name]):
-                if about_of(field).command:
-                    yield _declaration(field.name, types[field.name], _default(field), about_of(field))
+            for field in _command_fields(structs[item.name]):
+                yield _declaration(field.name, types[field.name], _default(field), about_of(field))
             continue
         hint, about = hints[item.name], About("")
         if typing.get_origin(hint) is Annotated:
@@ -98,6 +97,10 @@ class _Names(dict[str, Any]):
 def _field_types(struct: type[Any]) -> dict[str, Any]:
     names = _Names({**vars(builtins), **vars(typing), **vars(sys.modules[struct.__module__])})
     return typing.get_type_hints(struct, names, names)
+
+
+def _command_fields(struct: type[Any]) -> list[Field[Any]]:
+    return [item for item in options_of(struct) if about_of(item).command]
 
 
 def _default(field: Field[Any]) -> Any:

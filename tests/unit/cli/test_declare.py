@@ -156,6 +156,16 @@ def test_a_command_may_take_several_structs_and_options_of_its_own_in_any_order(
     assert made == [(1, Toy("a", rate=2.0), Other("x!"))]
 
 
+def test_a_parameter_may_have_the_name_of_a_field_that_only_python_has() -> None:
+    seen: list[tuple[Toy, str]] = []
+
+    def command(toy: Toy, told: str = "") -> None:
+        seen.append((toy, told))
+
+    CliRunner().invoke(declare("toy")(command), ["a", "--told", "x"], catch_exceptions=False)
+    assert seen == [(Toy("a"), "x")]
+
+
 @pytest.mark.parametrize(("given", "word"), [({"color": "x"}, "colour"), ({"depth": 0}, "depth")])
 def test_wrong_calls_name_the_operation_and_the_option(given: dict[str, Any], word: str) -> None:
     @dataclass(frozen=True)
