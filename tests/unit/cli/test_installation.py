@@ -119,9 +119,9 @@ def test_what_few_calls_need_is_imported_by_them_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# What no listing of a file of one format needs: another format, what locks and writes, what typer converts through.
+# What no listing of a file of one format needs: another format, what locks and writes, what draws progress.
 NEVER = (
-    "asyncio", "filelock", "pydantic", "psutil", "rich", "tomllib", "ml_dtypes", "huggingface_hub", "torch",
+    "asyncio", "filelock", "psutil", "tomllib", "tqdm", "ml_dtypes", "huggingface_hub", "torch",
     "ingot.cli.convert", "ingot.ext.ane.cli.plan", "ingot.ops.convert", "ingot.ops.delta", "ingot.engine.execute",
     "ingot.recipes", "ingot.formats.dialects", "ingot.formats.npydir", "ingot.formats.onnx", "ingot.formats.coreml",
 )  # fmt: skip
@@ -201,9 +201,8 @@ def test_ingot_is_built_with_what_the_group_build_brings() -> None:
 
 # What `pip install ingot` brings besides Ingot. A new name is a decision: it is downloaded by every user.
 CLOSURE = {
-    "annotated-doc", "annotated-types", "backports-zstd", "blake3", "filelock", "markdown-it-py", "mdurl", "ml-dtypes",
-    "msgspec", "numpy", "platformdirs", "psutil", "pydantic", "pydantic-core", "pygments", "rich", "shellingham",
-    "tomli-w", "typer", "typing-extensions", "typing-inspection", "xxhash",
+    "backports-zstd", "blake3", "click", "filelock", "ml-dtypes", "msgspec", "numpy", "platformdirs", "psutil",
+    "tomli-w", "tqdm", "typing-extensions", "xxhash",
 }  # fmt: skip
 
 
