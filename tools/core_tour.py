@@ -163,13 +163,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.block:
         sys.meta_path.insert(0, Block())  # type: ignore[arg-type]
-    from typer.main import get_command
-
     from ingot.cli.main import app
 
     project = tomllib.loads(requirements.PYPROJECT.read_text("utf-8"))
     extras = set(project["project"]["optional-dependencies"])
-    every = [(*words, "--help") for words in commands(get_command(app))] + list(listings())
+    every = [(*words, "--help") for words in commands(app)] + list(listings())
     faults = [fault for words in every for fault in faults_of(words, 0, extras)]
     if not options.no_tour:
         with tempfile.TemporaryDirectory() as folder:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions, LayerOptions, ModelOptions
-from ingot.cli.derive import option
+from ingot.cli.declare import declare, option
 from ingot.cli.output import Json, print_json, progress_bar
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.errors import UsageError, printable
 
 EPILOG = (
@@ -23,22 +22,14 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("extract", epilog=EPILOG)(command)
-
-
+@declare("extract", EPILOG)
 def command(
     path: Annotated[str, option(DraftOptions, "path")],
     draft: Annotated[str | None, option(DraftOptions, "out")] = None,
-    coreml: Annotated[
-        bool, typer.Option("--coreml", help="Unpack the Core ML package into the cache and print where.")
-    ] = False,
+    coreml: Annotated[bool, About("Unpack the Core ML package into the cache and print its path.")] = False,
     cache: Annotated[str | None, option(CoremlOptions, "cache")] = None,
     layer: Annotated[str | None, option(LayerOptions, "name")] = None,
-    model: Annotated[
-        bool, typer.Option("--model", help="Make a Core ML package of the whole model, a folder with a Llama.")
-    ] = False,
+    model: Annotated[bool, About("Create a Core ML package of the full model, a folder with a Llama.")] = False,
     out: Annotated[str | None, option(ModelOptions, "out")] = None,
     opset: Annotated[str, option(ModelOptions, "opset")] = "iOS16",
     context: Annotated[int | None, option(ModelOptions, "context")] = None,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-import typer
-
 from ingot.artifacts.options import AnyPath
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.core.registry import Instances
@@ -43,11 +41,7 @@ class FileInspector(Protocol):
 INSPECTORS: Instances[FileInspector] = Instances("inspector", group="ingot.inspectors", contract=FileInspector)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("inspect", epilog=EPILOG)(derived(command))
-
-
+@declare("inspect", EPILOG)
 def command(options: InspectOptions, json: Json = False) -> None:
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
 

@@ -1,4 +1,4 @@
-"""Parameters of a command from a struct of options: a field is an option, and nothing else has to know it."""
+"""Commands declared by functions and by structs of options: a field of a struct is an option."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
-import typer
-import typer.main
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import ingot
-from ingot.cli.derive import derived, option
+from ingot.cli.declare import declare, option
 from ingot.cli.main import app as ingot_app
 from ingot.conversion.options import ConvertOptions
-from ingot.core.options import about, about_of, takes
+from ingot.core.options import About, about, about_of, takes
 from ingot.delta.options import DiffOptions, PatchOptions
 from ingot.errors import UsageError
 from ingot.inspect.options import CompareOptions, VerifyOptions
@@ -58,13 +56,11 @@ class Other:
 def line(*words: str) -> tuple[int, Toy | None, bool, str]:
     seen: list[tuple[Toy, bool]] = []
 
-    def command(options: Toy, loud: Annotated[bool, typer.Option("--loud", help="Noise.")] = False) -> None:
+    def command(options: Toy, loud: Annotated[bool, About("Noise.")] = False) -> None:
         """Do what a toy does."""
         seen.append((options, loud))
 
-    app = typer.Typer()
-    app.command()(derived(command))
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(declare("toy")(command), list(words), catch_exceptions=False)
     return done.exit_code, *(seen[0] if seen else (None, False)), done.output
 
 
@@ -103,7 +99,7 @@ def test_texts_in_another_shape_are_refused_by_rule(words: tuple[str, ...]) -> N
 
 
 def test_help_tells_of_every_field_what_it_does() -> None:
-    told = " ".join(line("--help")[3].split())
+    told = " ".join(line("--help-all")[3].split())
     for item in fields(Toy):
         assert (about_of(item).help in told) == about_of(item).command
 
@@ -126,8 +122,7 @@ def test_an_option_added_to_a_struct_is_in_python_and_on_the_command_line() -> N
         made.append(paint(options))
 
     command.__annotations__ = {"options": More, "return": None}
-    app = typer.Typer()
-    app.command()(derived(command))
+    app = declare("toy")(command)
     CliRunner().invoke(app, ["a", "--colour", "blue"], catch_exceptions=False)
     assert made == ["blue"]
     assert paint("a", colour="green") == "green"
@@ -143,8 +138,7 @@ def test_a_commands_own_option_can_stand_for_a_field_of_another_struct() -> None
         made.append(other)
 
     command.__annotations__ = {"options": Toy, "other": Annotated[str | None, option(Other, "place")], "return": None}
-    app = typer.Typer()
-    app.command()(derived(command))
+    app = declare("toy")(command)
     assert "Elsewhere." in CliRunner().invoke(app, ["--help"]).output
     CliRunner().invoke(app, ["a", "--elsewhere", "x"], catch_exceptions=False)
     assert made == ["x"]
@@ -157,10 +151,19 @@ def test_a_command_may_take_several_structs_and_options_of_its_own_in_any_order(
         made.append((depths, toy, Other(other.place + "!" * loud)))
 
     command.__annotations__ = {"depths": int, "toy": Toy, "loud": bool, "other": Other, "return": None}
-    app = typer.Typer()
-    app.command()(derived(command))
+    app = declare("toy")(command)
     CliRunner().invoke(app, ["a", "--rate", "2", "--elsewhere", "x", "--loud"], catch_exceptions=False)
     assert made == [(1, Toy("a", rate=2.0), Other("x!"))]
+
+
+def test_a_parameter_may_have_the_name_of_a_field_that_only_python_has() -> None:
+    seen: list[tuple[Toy, str]] = []
+
+    def command(toy: Toy, told: str = "") -> None:
+        seen.append((toy, told))
+
+    CliRunner().invoke(declare("toy")(command), ["a", "--told", "x"], catch_exceptions=False)
+    assert seen == [(Toy("a"), "x")]
 
 
 @pytest.mark.parametrize(("given", "word"), [({"color": "x"}, "colour"), ({"depth": 0}, "depth")])
@@ -193,15 +196,13 @@ def test_wrong_calls_name_the_operation_and_the_option(given: dict[str, Any], wo
 def test_commands_functions_and_structs_have_the_same_options(name: str, struct: type[Any]) -> None:
     known = {item.name for item in fields(struct)}
     assert set(signature(getattr(ingot, name)).parameters) == known
-    group: Any = typer.main.get_command(ingot_app)
-    taken = {parameter.name for parameter in group.commands[name].params}
+    taken = {parameter.name for parameter in ingot_app.commands[name].params}
     assert {item.name for item in fields(struct) if about_of(item).command} <= taken
     assert {"json", "quiet"} <= taken - known
 
 
 def test_commands_that_run_a_model_take_the_options_of_load_model() -> None:
     assert set(signature(ingot.load_model).parameters) == {item.name for item in fields(LoadOptions)}
-    group: Any = typer.main.get_command(ingot_app)
     for name, struct in (("generate", LoadOptions), ("eval", Loading)):
-        taken = {parameter.name for parameter in group.commands[name].params}
+        taken = {parameter.name for parameter in ingot_app.commands[name].params}
         assert {item.name for item in fields(struct) if about_of(item).command} <= taken
