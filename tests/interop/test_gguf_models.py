@@ -17,7 +17,7 @@ from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.ops.architectures import tokenizer
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 gguf = pytest.importorskip("gguf")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 pytest.importorskip("lm_eval")
 

@@ -32,8 +32,8 @@ from ingot.ops.open import with_decoders
 from ingot.ops.squish.choose import choose
 from ingot.ops.squish.prepare import prepare
 from ingot.stores.local import LocalStore
-from ingot.testing.matrix import explore
-from ingot.testing.stores import CountingStore
+from tests.support.matrix import explore
+from tests.support.stores import CountingStore
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
 DEMO = Path(ingot.__file__).parent / "demo" / "data"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.ops.architectures import companions, special_tokens
-from ingot.testing import model_folder
+from tests.support import model_folder
 
 gguf = pytest.importorskip("gguf")
 

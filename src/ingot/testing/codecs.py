@@ -36,7 +36,7 @@ from ingot.testing.encoding import (
     with_parts,
     zstd_part,
 )
-from ingot.testing.strategies import indices, random_bits
+from ingot.testing.values import indices, random_bits
 
 __all__ = [
     "Case",

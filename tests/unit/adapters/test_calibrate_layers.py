@@ -23,8 +23,8 @@ from ingot.adapters.transformers import load_model
 from ingot.core.memory import parse_size
 from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
-from ingot.testing.memory import peak_anonymous
-from ingot.testing.models import KINDS, make, make_tokenizer
+from tests.support.memory import peak_anonymous
+from tests.support.models import KINDS, make, make_tokenizer
 
 Moments = dict[str, np.ndarray[Any, np.dtype[Any]]]
 

@@ -20,7 +20,7 @@ from ingot.adapters.packed_linear import PackedLinear
 from ingot.adapters.transformers import load_model
 from ingot.model.features import Flags
 from ingot.targets import dispatch
-from ingot.testing.models import make, make_tokenizer, output_of
+from tests.support.models import make, make_tokenizer, output_of
 
 RULE = '[[rules]]\nlabel = "{label}"\nmatch = ["{match}"]\nmin_ndim = 2\ncodec = "{codec}"\noptions = {{ {options} }}\n'
 CODECS = {

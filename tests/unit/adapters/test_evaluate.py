@@ -28,7 +28,7 @@ from ingot.cli.main import run
 from ingot.core.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.testing.models import make
+from tests.support.models import make
 
 SHORT = Protocol(window=64, sequences=3)
 

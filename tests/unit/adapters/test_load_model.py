@@ -16,7 +16,7 @@ from ingot.adapters.transformers_weights import materialize
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.memory import anonymous_rss
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.models import KINDS, make, output_of
+from tests.support.models import KINDS, make, output_of
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import ingot
 from ingot.adapters.transformers import load_model
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.errors import IngotError
-from ingot.testing.models import make, output_of
+from tests.support.models import make, output_of
 
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 

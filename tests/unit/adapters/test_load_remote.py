@@ -21,8 +21,8 @@ from ingot.errors import IngotError  # noqa: E402
 from ingot.model.checkpoint import Checkpoint  # noqa: E402
 from ingot.stores.remote import ahead, client  # noqa: E402
 from ingot.stores.remote.source import RemoteSource  # noqa: E402
-from ingot.testing.models import make, make_tokenizer, output_of  # noqa: E402
-from ingot.testing.web import Fault, Request, WebServer  # noqa: E402
+from tests.support.models import make, make_tokenizer, output_of  # noqa: E402
+from tests.support.web import Fault, Request, WebServer  # noqa: E402
 
 
 def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

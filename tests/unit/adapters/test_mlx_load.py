@@ -17,7 +17,7 @@ from ingot.errors import IngotError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits
-from ingot.testing.models import make
+from tests.support.models import make
 
 mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")

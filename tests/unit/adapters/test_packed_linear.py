@@ -21,7 +21,7 @@ from ingot.codecs.affine.matmul import BATCH, PackedMatrix, stays_packed
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.packed import KINDS, PLAIN, matrix
+from tests.support.packed import KINDS, PLAIN, matrix
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

@@ -19,7 +19,7 @@ from ingot.adapters.options import LoadOptions
 from ingot.adapters.transformers import load_model
 from ingot.cli.main import run
 from ingot.errors import IngotError, IntegrityError
-from ingot.testing.models import KINDS, make, make_tokenizer, output_of, tokens
+from tests.support.models import KINDS, make, make_tokenizer, output_of, tokens
 
 ALL = """name = "all"
 description = "all"

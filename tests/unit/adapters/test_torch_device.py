@@ -23,8 +23,8 @@ from ingot.codecs.affine.codec import AffineCodec
 from ingot.errors import IngotError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.models import make, output_of
-from ingot.testing.packed import KINDS, matrix
+from tests.support.models import make, output_of
+from tests.support.packed import KINDS, matrix
 
 HERE = torch.device("cpu")  # by no name: "cpu" is never asked whether it has kernels
 

@@ -28,7 +28,7 @@ from ingot.cli.main import run
 from ingot.errors import FormatError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.recipes.load import parse_recipe
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 TEXT = "in the 123 cafe, a thing in the end; then another one. " * 12
 

@@ -18,7 +18,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.testing.web import WebServer
+from tests.support.web import WebServer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -84,7 +84,7 @@ def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # Pages that are done -------------------------------------------------------------------------------------------------
 
-SERVE = "python -m ingot.testing.web "
+SERVE = "python -m tests.support.web "
 ELLIPSIS = "..."
 
 

@@ -12,8 +12,8 @@ import pytest
 from ingot.core import native
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.floats import as_bits
-from ingot.testing.reference import affine as reference
-from ingot.testing.reference.affine import Grid
+from tests.support.reference import affine as reference
+from tests.support.reference.affine import Grid
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

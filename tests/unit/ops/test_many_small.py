@@ -28,7 +28,7 @@ from ingot.ops.check.findings import Finding
 from ingot.ops.check.verify import examine
 from ingot.ops.load import owned
 from ingot.ops.open import open_source
-from ingot.testing import zt
+from tests.support import zt
 
 RNG = np.random.default_rng(5)
 TYPES = [

@@ -21,7 +21,7 @@ from ingot.engine.steps import Move
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.ops.views.turn import turn
-from ingot.testing.memory import peak_anonymous
+from tests.support.memory import peak_anonymous
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 

@@ -24,7 +24,7 @@ from ingot.testing.codecs import (
     with_parts,
     zstd_part,
 )
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
 
 TYPES = tuple(row.name for row in DTYPES.values() if row.is_float and row.bits >= 8)
 SMALL: dict[str, Any] = {"chunk": 256}

@@ -28,7 +28,7 @@ from ingot.ops.open import with_decoders
 from ingot.stores.memory import MemoryStore
 from ingot.targets.ane.activation import fit_lut
 from ingot.targets.ane.chips import load_chip
-from ingot.testing.stores import CountingStore
+from tests.support.stores import CountingStore
 
 M1, M6 = load_chip("m1"), load_chip("m6")
 LUT = fit_lut("tanh", domain=(-3.0, 3.0)).lut

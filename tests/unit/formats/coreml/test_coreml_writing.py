@@ -25,7 +25,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.coreml_layer import extract_layer
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample
+from tests.support.coreml import MODEL, WEIGHTS, Package, sample
 
 SHAPE = (16, 32)
 INT8 = Recipe("int8", (Rule(Choice("affine", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16"})),))

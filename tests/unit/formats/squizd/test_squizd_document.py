@@ -15,7 +15,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.ops.attachments import extract_draft
-from ingot.testing.squizd_document import (
+from tests.support.squizd_document import (
     COREML_FLAG,
     EAGLE_FLAG,
     INT2_FLAG,

@@ -12,7 +12,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import UnsupportedError
 from ingot.ops.architectures.keys import CONTROL, UNUSED
-from ingot.testing import model_folder
+from tests.support import model_folder
 
 pytest.importorskip("gguf")
 

@@ -14,7 +14,7 @@ from ingot.cli.main import run
 from ingot.errors import IngotError, UnsupportedError
 from ingot.ops.architectures.families import FAMILIES
 from ingot.ops.convert.matrix import matrix
-from ingot.testing import model_folder
+from tests.support import model_folder
 
 pytest.importorskip("gguf")
 

@@ -18,7 +18,7 @@ from ingot.core.allocation import Allocation
 from ingot.errors import IngotError, UsageError
 from ingot.ops.convert import budget_kl
 from ingot.ops.convert.budget_kl import STEPS, Kl, search, smallest
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 TYPES = "int2,int3,int4,int6,int8"
 LARGER = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.2, "max_position_embeddings": 16}

@@ -17,7 +17,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.ops.convert.draft import DraftShape, check_draft
 from ingot.ops.save import plan_tensors
 from ingot.testing.codecs import Unreadable
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 Head = dict[str, Array]
 

@@ -26,7 +26,7 @@ from ingot.formats.table import FORMATS
 from ingot.ops.delta.cost import delta_cost
 from ingot.ops.delta.draft import Draft, DraftData
 from ingot.ops.delta.pairs import pairs_of
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
 

@@ -23,7 +23,7 @@ from ingot.ops.convert.measure import sampled_rows
 from ingot.ops.delta.auto import SAMPLE
 from ingot.ops.delta.cost import delta_cost
 from ingot.ops.delta.strategy import Storage
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 BF16 = ml_dtypes.bfloat16
 F16, F32, F64 = np.float16, np.float32, np.float64

@@ -26,7 +26,7 @@ from ingot.ops.in_memory import open_bytes, save_bytes
 from ingot.ops.views.strided import Strided, Units, strided, woven
 from ingot.ops.views.turn import turn
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 ROWS, COLS = 2000, 96
 

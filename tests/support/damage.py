@@ -26,7 +26,7 @@ from ingot.ops.delta.apply import apply_delta
 from ingot.ops.delta.strategy import Storage
 from ingot.ops.open import Source, checkpoint_of
 from ingot.stores.memory import MemoryStore
-from ingot.testing import coreml, onnx
+from tests.support import coreml, onnx
 
 OUTCOMES = ("open", "decode", "verify", "harmless", "SILENT")
 """Refused on opening, while decoding, or by ``verify`` alone; nothing differs; something does, and nobody says so."""

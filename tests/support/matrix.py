@@ -41,7 +41,7 @@ from ingot.ops.convert.views import viewed
 from ingot.ops.destination import STEM, Destination
 from ingot.ops.views.second import rounded_seconds
 from ingot.testing.encoding import repacked
-from ingot.testing.onnx import Graph, numbers
+from tests.support.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)
