@@ -100,6 +100,8 @@ sdist: $(VENV).sdist/.packages
 	$(VENV).sdist/bin/python -c 'import scikit_build_core.build as build; build.build_sdist("$(VENV).sdist/dist")'
 	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip --disable-pip-version-check --quiet install \
 		--no-build-isolation --no-index --force-reinstall --no-deps dist/ingot-*.tar.gz
+	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip --disable-pip-version-check --quiet install \
+		--no-build-isolation --no-index --force-reinstall --no-deps $(CURDIR)/demo
 	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip check
 	cd $(VENV).sdist && unshare --map-root-user --net bin/ingot demo
 
@@ -107,6 +109,7 @@ $(VENV).sdist/.packages: pyproject.toml
 	rm -rf $(VENV).sdist
 	$(PYTHON) -m venv $(VENV).sdist
 	$(PYTHON) tools/requirements.py build core > $(VENV).sdist/packages.txt
+	echo "setuptools>=77" >> $(VENV).sdist/packages.txt # builds demo/
 	$(VENV).sdist/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).sdist/packages.txt
 	touch $@
 
@@ -252,6 +255,7 @@ $(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name 
 	rm -rf $(VENV).core
 	$(PYTHON) -m venv $(VENV).core
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV).core/dist .
+	$(BIN)/python tools/check_wheel.py $(VENV).core/dist/*.whl
 	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 

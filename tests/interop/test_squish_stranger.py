@@ -33,10 +33,10 @@ from ingot.ops.squish.choose import choose
 from ingot.ops.squish.prepare import prepare
 from ingot.stores.local import LocalStore
 from tests.support.matrix import explore
+from tests.support.paths import DEMO_DATA as DEMO
 from tests.support.stores import CountingStore
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 MODELS = [
     pytest.param(DEMO, id="demo"),
     pytest.param(BASE, id="base", marks=pytest.mark.models),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,13 +28,14 @@ from ingot.core.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from tests.support.models import make
+from tests.support.paths import DEMO_DATA
 
 SHORT = Protocol(window=64, sequences=3)
 
 
 @pytest.fixture(scope="module")
 def demo() -> Path:
-    return Path(str(resources.files("ingot.demo") / "data"))
+    return DEMO_DATA
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from ingot.adapters.options import Loading, Protocol
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.ops.squish.build import build
+from tests.support.paths import DEMO_DATA as DEMO
 
-DEMO = Path(str(resources.files("ingot.demo") / "data"))
 TEXT = DEMO / "heldout.txt"
 SHORT = Protocol(window=64, sequences=4)
 
