@@ -2,7 +2,7 @@
 
     python bench/opening.py --tensors 10000 --json opening.json
 
-Processor time, the least of several runs in turn: it counts little of what else the machine does. Files are opened
+Processor time, the median of several runs in turn: it counts little of what else the machine does. Files are opened
 beside ``safetensors`` in one process; imports and commands run in processes of their own.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def make(folder: Path, count: int) -> None:
     save_file({name: np.ones((8, 8), np.float32) for name in names}, source)
     save_file({name: np.linspace(0.9, 1.1, 64, dtype=np.float32).reshape(8, 8) for name in names}, tuned)
     for kind in ("zt", "gguf", "squizd"):
-        ingot.convert(source, folder / f"many.{kind}", measure=False)
+        ingot.convert(source, folder / f"many.{kind}", measure=False, keep_names=True)
     ingot.convert(source, folder / "two.zt", container="2", measure=False)
     layers = {f"model.layers.{index}.mlp.w.weight": np.ones((8, 8), np.float32) for index in range(count)}
     ingot.save(folder / "layers.squizd", layers)
@@ -64,15 +65,20 @@ def listed(path: Path) -> list[str]:
         return list(checkpoint)
 
 
-def least(ways: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """Run all ways in turn; return the least processor time of each."""
-    seconds = dict.fromkeys(ways, float("inf"))
+def medians(functions: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+    """Run all functions in turn; return the median processor time of each.
+
+    Each is run right after ``safetensors``, so that both find the machine in the same state.
+    """
+    (peer, first), *others = functions.items()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeat):
-        for name, way in ways.items():
-            started = time.process_time()
-            way()
-            seconds[name] = min(seconds[name], time.process_time() - started)
-    return seconds
+        for name, function in others:
+            for run, call in ((peer, first), (name, function)):
+                started = time.process_time()
+                call()
+                seconds[run].append(time.process_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def of_child(command: Sequence[str]) -> float:
@@ -113,7 +119,7 @@ def main() -> None:
             row: partial(listed if row.startswith("ingot") else listed_by_peer, folder / file)
             for row, file in FILES.items()
         }
-        opened = least(ways, asked.repeat)
+        opened = medians(ways, asked.repeat)
         started = {
             row: min(of_child(command) for _ in range(asked.repeat)) for row, command in commands(folder).items()
         }

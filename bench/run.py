@@ -31,7 +31,6 @@ BENCHMARKS: dict[str, list[str]] = {
     "packed": ["--batch", "1", "8", "16", "64", "256"],
     "prompt": ["--repeat", "2"],
     "palette": [],
-    "many": [],
     "opening": [],
 }
 DEMO = "import sys; from ingot.cli.main import run; sys.exit(run(['demo', '--json', '--out', sys.argv[1]]))"

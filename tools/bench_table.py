@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("machine", "kernels", "lossless", "load", "convert", "delta", "patch", "many", "opening", "demo")
+NAMES = ("machine", "kernels", "lossless", "load", "convert", "delta", "patch", "opening", "demo")
 _DECODE = ("INT4 g128", "INT4 g128 min-max", "INT8 per row", "INT3 g128", "INT2 g128")
 _MIB = 1 << 20
 
@@ -57,8 +57,6 @@ def render(figures: Figures) -> str:
         blocks += _load(figures["load"])
     if "opening" in figures:
         blocks += _opening(figures["opening"])
-    if "many" in figures:
-        blocks += _many(figures["many"])
     if "convert" in figures:
         blocks += _convert(figures["convert"])
     if "delta" in figures:
@@ -155,30 +153,6 @@ def _opening(opening: Figures) -> list[str]:
         _table(["", "ms", "times safetensors"], rows),
         f"Processes from start to end, ms of processor time: {started}.",
     ]
-
-
-def _many(many: Figures) -> list[str]:
-    """Render what a tensor costs by the number of small ones, and by the bytes of some."""
-    blocks = []
-    rows, columns = many["shape"]
-    small = f"**A tensor** of {rows} x {columns} f16, processor time in µs (bytes of memory), by how many there are:"
-    for title, key in (
-        (small, "operations"),
-        (f"The same of {many['some']} tensors, by the bytes of each:", "by_bytes"),
-    ):
-        found = many[key]
-        counts = [f"{int(count):,}" for count in next(iter(found.values()), {})]
-        cells = [
-            [name, *(f"{_micros(cost['processor'])} ({cost['memory']:,.0f})" for cost in costs.values())]
-            for name, costs in found.items()
-        ]
-        blocks += [title, _table(["", *counts], cells)]
-    return blocks
-
-
-def _micros(seconds: float) -> str:
-    """Render a difference of two runs; nothing where these differ by more than it."""
-    return f"{seconds * 1e6:.0f}" if seconds > 0 else "-"
 
 
 def _packed(seconds: Figures, size: float) -> list[str]:

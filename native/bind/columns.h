@@ -15,11 +15,6 @@ inline nanobind::object owned(PyObject* object) {
   return nanobind::steal(object);
 }
 
-inline nanobind::object as_bytes(const std::vector<std::int64_t>& values) {
-  return owned(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(values.data()),
-                                         static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));
-}
-
 // The number and how many there are of it, where all are one: (number, count).
 inline nanobind::object as_numbers(const table::Numbers& values) {
   if (!values.empty() && values.alike()) return nanobind::make_tuple(values[0], values.size());

@@ -8,8 +8,6 @@ NB_MODULE(_native, m) {
   bind_tile_matmul(m);
   bind_affine_zeros(m);
   bind_ggml(m);
-  bind_groups(m);
-  bind_heads(m);
   bind_heap(m);
   bind_isa(m);
   bind_checksum(m);
@@ -21,7 +19,6 @@ NB_MODULE(_native, m) {
   bind_floats(m);
   bind_kv_cache(m);
   bind_layer(m);
-  bind_many(m);
   bind_mapping(m);
   bind_palette(m);
   bind_pool(m);

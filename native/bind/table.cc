@@ -20,7 +20,7 @@ using ingot::table::Schema;
 using ingot::table::Table;
 
 Kind kind_of(std::string_view name) {
-  constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "pair", "decimal", "any", "struct", "map"};
+  constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "pair", "any", "struct", "map"};
   for (std::size_t i = 0; i < std::size(kNames); ++i) {
     if (kNames[i] == name) return static_cast<Kind>(i);
   }
@@ -44,38 +44,23 @@ nb::object column_of(const Column& column) {
                         as_list(column.texts.all()), inner);
 }
 
-template <class Read>
-nb::object read(nb::handle data, nb::handle schema, const Read& function) {
+nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under, std::uint32_t depth, std::uint64_t items,
+                      bool deterministic) {
   const ingot::bind::Bytes bytes(data);
   const Schema row = schema_of(schema);
   try {
-    const Table table = function(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), row);
-    return nb::make_tuple(table.begin, table.end, table.aside_begin, table.aside_end, as_list(table.names),
-                          column_of(table.rows), as_numbers(table.alike));
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const Table table = ingot::table::read_cbor(text, row, under, {depth, items, deterministic});
+    return nb::make_tuple(table.begin, table.end, as_list(table.names), column_of(table.rows));
   } catch (const Doubt&) {
     return nb::none();
   }
 }
 
-nb::object table_json(nb::handle data, nb::handle schema, std::string_view under, std::string_view aside) {
-  return read(data, schema, [&](std::string_view text, const Schema& row) {
-    return ingot::table::read_json(text, row, under, aside);
-  });
-}
-
-nb::object table_cbor(nb::handle data, nb::handle schema, std::string_view under, std::uint32_t depth, std::uint64_t items,
-                      bool deterministic) {
-  return read(data, schema, [&](std::string_view text, const Schema& row) {
-    return ingot::table::read_cbor(text, row, under, {depth, items, deterministic});
-  });
-}
-
 }  // namespace
 
 void bind_table(nb::module_& m) {
-  define(m, "table_json", &table_json, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("aside"),
-         "Decode a map of alike structs in JSON: (begin, end, begin and end of what is aside, names, columns, which rows are "
-         "spelled alike), or None.");
   define(m, "table_cbor", &table_cbor, nb::arg("data"), nb::arg("schema"), nb::arg("under"), nb::arg("max_depth"),
-         nb::arg("max_items"), nb::arg("deterministic"), "The same in strict CBOR.");
+         nb::arg("max_items"), nb::arg("deterministic"),
+         "Decode a map of structs in strict CBOR: (begin, end, names, columns), or None where the strict parser has to look.");
 }

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "core/cbor.h"
-#include "core/json.h"
 #include "core/table_cbor.h"
 
 namespace ingot::table {
@@ -13,7 +12,6 @@ namespace {
 
 constexpr std::size_t kMaxPairs = 64;
 constexpr std::size_t kFar = 1 << 8;    // places that texts of a hash take: where more do, they are made up to take long
-constexpr std::size_t kTries = 1 << 8;  // rows in turn of which none was like another: nor will others be
 
 // Eight bytes at a time: names are long, and all of them pass here.
 std::size_t hash(std::string_view text) {
@@ -50,32 +48,26 @@ void require_distinct(const std::vector<std::string_view>& names) {
   }
 }
 
-template <class In>
 class Reader {
  public:
-  Reader(std::string_view data, In& in) : data_(data), in_(in) {}
+  Reader(std::string_view data, Cbor& in) : data_(data), in_(in) {}
 
-  Table run(const Schema& row, std::string_view under, std::string_view aside) {
+  Table run(const Schema& row, std::string_view under) {
     Table table;
     shape(row, table.rows);
-    repeats_ = repeats(row);
-    if (under.empty()) {
-      rows(row, table, aside);
-    } else {
-      auto frame = in_.map();
-      std::string_view key;
-      bool found = false;
-      while (in_.key(frame, key)) {
-        if (key != under) {
-          in_.skip();
-          continue;
-        }
-        if (found) throw Doubt{};
-        found = true;
-        rows(row, table, {});
+    auto frame = in_.map();
+    std::string_view key;
+    bool found = false;
+    while (in_.key(frame, key)) {
+      if (key != under) {
+        in_.skip();
+        continue;
       }
-      if (!found) throw Doubt{};
+      if (found) throw Doubt{};
+      found = true;
+      rows(row, table);
     }
+    if (!found) throw Doubt{};
     in_.finish();
     close(row, table.rows);
     require_distinct(table.names);
@@ -83,82 +75,15 @@ class Reader {
   }
 
  private:
-  void rows(const Schema& row, Table& table, std::string_view aside) {
-    table.begin = in_.place();
+  void rows(const Schema& row, Table& table) {
+    table.begin = in_.position();
     auto frame = in_.map();
     std::string_view name;
     while (in_.key(frame, name)) {
-      if (!aside.empty() && name == aside) {
-        if (table.aside_end != 0) throw Doubt{};
-        table.aside_begin = in_.place();
-        in_.skip();
-        table.aside_end = in_.position();
-        continue;
-      }
       table.names.push_back(name);
-      one(row, table);
+      value(row, table.rows);
     }
-    repeat(row, table);
     table.end = in_.position();
-  }
-
-  // Takes one row. Of tensors that are alike, which come in turn, a header may say the same, in the same words.
-  void one(const Schema& row, Table& table) {
-    const std::int64_t code = spelled_.expected(last_);
-    if (code >= 0 && in_.value_is(spelled_.all()[static_cast<std::size_t>(code)])) {
-      if (code != last_) repeat(row, table);
-      ++times_;
-      last_ = code;
-      misses_ = 0;
-      return;
-    }
-    repeat(row, table);
-    const std::size_t begin = in_.place(), number = table.names.size() - 1;
-    value(row, table.rows);
-    if (!repeats_ || misses_ == kTries) {
-      if (repeats_) table.alike.push_back(static_cast<std::int64_t>(number));
-      return;
-    }
-    ++misses_;
-    last_ = spelled_.code_after(last_, data_.substr(begin, in_.position() - begin));
-    if (static_cast<std::size_t>(last_) == firsts_.size()) firsts_.push_back(number);
-    table.alike.push_back(static_cast<std::int64_t>(firsts_[static_cast<std::size_t>(last_)]));
-  }
-
-  // Puts the rows that were spelled as the one before.
-  void repeat(const Schema& row, Table& table) {
-    if (times_ == 0) return;
-    const std::size_t from = firsts_[static_cast<std::size_t>(last_)];
-    again(row, table.rows, from, times_);
-    table.alike.repeat(static_cast<std::int64_t>(from), times_);
-    times_ = 0;
-  }
-
-  // Whether a row of it can be taken again: nothing in it has rows of its own.
-  static bool repeats(const Schema& schema) {
-    return schema.kind != Kind::kMap && std::all_of(schema.inner.begin(), schema.inner.end(), repeats);
-  }
-
-  // Takes row `from` again, so many times; what was left where it lies is left there. Recursion ends with the schema.
-  static void again(const Schema& schema, Column& column, std::size_t from, std::size_t times) {
-    switch (schema.kind) {
-      case Kind::kSizes: {
-        const auto begin = static_cast<std::size_t>(column.second[from]);
-        const auto end = from + 1 < column.second.size() ? static_cast<std::size_t>(column.second[from + 1]) : column.first.size();
-        for (std::size_t i = 0; i < times; ++i) {
-          column.second.push_back(static_cast<std::int64_t>(column.first.size()));
-          for (std::size_t j = begin; j < end; ++j) column.first.push_back(column.first[j]);
-        }
-        column.third.repeat(column.third[from], times);
-        return;
-      }
-      case Kind::kPlace:
-      case Kind::kDecimal:
-      case Kind::kAny:
-      case Kind::kPair: column.second.repeat(column.second[from], times); [[fallthrough]];
-      default: column.first.repeat(column.first[from], times);
-    }
-    for (std::size_t i = 0; i < schema.inner.size(); ++i) again(schema.inner[i], column.inner[i], from, times);
   }
 
   static void shape(const Schema& schema, Column& column) {
@@ -183,14 +108,13 @@ class Reader {
       case Kind::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
       case Kind::kText: text(column); return;
       case Kind::kPlace: place(column, in_.text()); return;
-      case Kind::kDecimal: place(column, in_.decimal()); return;
       case Kind::kSizes: sizes(column); return;
       case Kind::kPair: pair(column); return;
       case Kind::kStruct: fields(schema, column); return;
       case Kind::kMap: pairs(schema, column); return;
       case Kind::kAny: break;
     }
-    const std::size_t begin = in_.place();
+    const std::size_t begin = in_.position();
     in_.skip();
     place(column, data_.substr(begin, in_.position() - begin));
   }
@@ -297,20 +221,13 @@ class Reader {
         return;
       case Kind::kPlace:
       case Kind::kPair:
-      case Kind::kDecimal:
       case Kind::kAny: column.second.push_back(-1); [[fallthrough]];
       default: column.first.push_back(-1);
     }
   }
 
   std::string_view data_;
-  In& in_;
-  bool repeats_ = false;
-  std::size_t misses_ = 0;              // since a row was one again
-  Texts spelled_;                       // rows as they are spelled
-  std::int64_t last_ = -1;              // of these, that of the row before
-  std::size_t times_ = 0;               // how many rows such as that are still to be put
-  std::vector<std::size_t> firsts_;     // by code, the first such row
+  Cbor& in_;
 };
 
 }  // namespace
@@ -360,15 +277,10 @@ void Texts::grow() {
   for (std::size_t code = 0; code < all_.size(); ++code) slots_[slot(all_[code])] = static_cast<std::int32_t>(code);
 }
 
-Table read_json(std::string_view data, const Schema& row, std::string_view under, std::string_view aside) {
-  json::Cursor in(data);
-  return Reader<json::Cursor>(data, in).run(row, under, aside);
-}
-
 Table read_cbor(std::string_view data, const Schema& row, std::string_view under, const cbor::Limits& limits) {
   Cbor in(data, limits);
   try {
-    return Reader<Cbor>(data, in).run(row, under, {});
+    return Reader(data, in).run(row, under);
   } catch (const cbor::Error&) {
     throw Doubt{};
   }

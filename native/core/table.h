@@ -1,4 +1,4 @@
-// Headers of files: a map of many alike structs, in JSON or strict CBOR, decoded at once into columns.
+// Headers of files: a map of structs in strict CBOR, decoded into columns.
 //
 // Only what is beyond doubt is taken: whatever a schema does not name, a repeated key, an escape in a name, a number that
 // is no natural one below 2**63 throw `Doubt`. Then somebody who can say what is wrong, or only unusual, looks closely.
@@ -23,8 +23,7 @@ enum class Kind : std::uint8_t {
   kPlace,    // a text, left where it lies
   kSizes,    // natural numbers, at most `kMaxRank` of them
   kPair,     // two natural numbers, which may have any product
-  kDecimal,  // JSON: a number that is not negative, left where it lies
-  kAny,      // CBOR: any value, left where it lies
+  kAny,      // any value, left where it lies
   kStruct,   // keys that the schema names
   kMap,      // any keys, with values that are alike
 };
@@ -70,7 +69,7 @@ class Texts {
 // Values of one field, in the order of the rows; -1 stands for one that is absent.
 //   kNumber           first: values
 //   kText             first: codes, places in `texts`
-//   kPlace and alike  first: where they begin, second: bytes; of rows in the same words, perhaps the place in another
+//   kPlace, kAny      first: where they begin, second: bytes
 //   kSizes            first: sizes of all rows, second: where each row's begin, and the end, third: their product,
 //                     which alone tells that there are none
 //   kPair             first, second: its numbers
@@ -85,16 +84,12 @@ struct Column {
 
 struct Table {
   std::size_t begin = 0, end = 0;  // of the map, in the bytes
-  std::size_t aside_begin = 0, aside_end = 0;
   std::vector<std::string_view> names;  // each once
   Column rows;
-  Numbers alike;  // JSON: by row, the first that is spelled as it is, or itself
 };
 
-// Decodes the map under the root's key `under`, or the root itself where that is empty; of its keys, `aside` is passed
-// over, and its value left to whoever asks. All of the bytes are one value; what lies outside of the map is only passed
-// over. Throws Doubt.
-Table read_json(std::string_view data, const Schema& row, std::string_view under, std::string_view aside);
+// Decodes the map under the root's key `under`. All of the bytes are one value; what lies outside of the map is only
+// passed over. Throws Doubt.
 Table read_cbor(std::string_view data, const Schema& row, std::string_view under, const cbor::Limits& limits);
 
 // Appends one size to a product of sizes; Doubt past 2**63 - 1, zeros aside. `nonzero` begins with 1.

@@ -24,7 +24,6 @@ class Cbor {
       : cursor_(reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), limits),
         deterministic_(limits.deterministic) {}
 
-  std::size_t place() const { return cursor_.position(); }
   std::size_t position() const { return cursor_.position(); }
   std::uint64_t number() {
     if (std::uint64_t quick; cursor_.quick_number(quick)) {
@@ -40,8 +39,6 @@ class Cbor {
     return want(cbor::Kind::kText).bytes;
   }
   bool text_is(std::string_view text) { return cursor_.quick_text_is(text); }
-  bool value_is(std::string_view) { return false; }  // items count
-  [[noreturn]] std::string_view decimal() { throw Doubt{}; }
   Frame map() { return entered(cbor::Kind::kMap); }
   bool key(Frame& frame, std::string_view& key) {
     if (!element(frame)) return false;

@@ -22,6 +22,7 @@ from ingot.formats.zt.writer import ZtWriter
 from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.local import LocalStore, LocalTarget
+from ingot.testing.formats import Item, feed
 
 RNG = np.random.default_rng(20240501)
 LOGICAL = ("f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz")
@@ -178,7 +179,7 @@ def write_ours(tmp_path: Path, tensors: list[tuple[TensorSpec, dict[str, bytes]]
     sink = LocalTarget(tmp_path).create("m.zt")
     with ZtWriter(sink, [spec for spec, _ in tensors], **options) as writer:
         for spec, parts in tensors:
-            writer.add(spec, parts)
+            feed(writer, Item(spec, parts))
     return ztensor.Reader(theirs(tmp_path))
 
 

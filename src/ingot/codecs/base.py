@@ -10,17 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.buffers import fresh
 from ingot.core.dtypes import numpy_dtype
 from ingot.core.memory import available_ram
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.bulk import Places
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import Layout
 from ingot.model.spec import PartSpec
@@ -327,24 +325,6 @@ def cannot(layout: Layout, why: str) -> Repacked:
         raise ValueError(f"expected a layout that keeps every value: {why}")
 
     return Repacked(layout, (), 0, 1, 0, why, refuse)
-
-
-@runtime_checkable
-class ProvesMany(Protocol):
-    """A codec that can look at the parts of many small tensors together."""
-
-    def proves(self, data: Array, parts: Mapping[str, Places], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which tensors decode to finite values, as far as can be told at once; the others need a closer look.
-
-        Parameters
-        ----------
-        data : array of bytes
-        parts : mapping of role to Places
-            By tensor, where they lie in ``data``.
-        sizes : array
-            By tensor, how many values it has.
-        """
-        ...
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:

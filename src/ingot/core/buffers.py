@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -128,12 +128,6 @@ def fresh(shape: tuple[int, ...], dtype: Any) -> Array:
 def is_own(array: Array) -> bool:
     """Whether ``array`` may be written to and is what its memory belongs to, as NumPy or ``fresh`` knows."""
     return bool(array.flags.writeable) and (bool(array.flags.owndata) or _FIRST.get(id(array)) is array)
-
-
-def take_each(data: Array, starts: Array, outs: Sequence[Array]) -> None:
-    """Fill arrays (C order) from bytes, each from where its own begin."""
-    buffers = [out if out.dtype.isbuiltin == 1 else out.reshape(-1).view(np.uint8) for out in outs]
-    native.kernels.take_each(data, starts, buffers)  # element types that NumPy does not know are no buffers
 
 
 def enter(array: Array, nbytes: int) -> None:

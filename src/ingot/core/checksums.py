@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 import xxhash
 from blake3 import blake3
 from numpy.typing import NDArray
@@ -164,30 +163,6 @@ def proves(text: str, data: Buffer) -> bool:
     if prefix == "crc32c":
         return stated == native.crc32c(data, 0)
     return stated == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))
-
-
-Pieces = tuple[Array, Array, Array]
-"""Bytes, and where pieces of them begin and how long they are."""
-
-
-def prove_each(pieces: Pieces, text: Buffer, begins: Array, sizes: Array) -> NDArray[np.bool_]:
-    """Tell of pieces whether each has its digest, quickly, as ``proves``; those without one have it.
-
-    Digests lie in ``text``: where each begins, below 0 for none, and how long it is.
-    """
-    found = np.ones(begins.size, np.uint8)
-    data, starts, lengths = pieces
-    stated = np.flatnonzero(begins >= 0)
-    if stated.size < begins.size:
-        starts, lengths, begins, sizes = (each[stated] for each in (starts, lengths, begins, sizes))
-    proven = np.empty(stated.size, np.uint8)
-    native.kernels.prove_each(data, starts, lengths, text, begins, sizes, proven)
-    for at in np.flatnonzero((proven == 0) & np.isin(sizes, _COMPARED_HERE)).tolist():
-        start, length = int(starts[at]), int(lengths[at])
-        digest = bytes(text[begins[at] : begins[at] + sizes[at]]).decode("ascii", "replace")
-        proven[at] = proves(digest, data[start : start + length].data)
-    found[stated] = proven
-    return found.view(np.bool_)
 
 
 def same(expected: str, found: str) -> bool:

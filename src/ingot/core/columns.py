@@ -149,55 +149,32 @@ class Index(Mapping[str, int]):
 class Table(NamedTuple):
     """A map of structs: rows by name, columns in the order of the schema's fields.
 
-    ``rest`` are the bytes without the map, which is empty there, or of what was aside. ``alike`` has for each row the
-    first that was spelled as it is, or itself; of JSON alone, and not of rows with maps.
+    ``rest`` are the bytes with an empty map in its place.
     """
 
     rows: Index
     columns: list[Column]
     rest: bytes
-    alike: memoryview
-
-
-def json_table(data: Buffer, row: Schema, *, under: str = "", aside: str = "") -> Table | None:
-    """Decode the map of structs under a key of a JSON object, or the object itself where that is empty.
-
-    ``rest`` has to be parsed by whoever asks, strictly: that proves what is not looked at here. It is the object with
-    an empty map under the key. Without a key it is an object with nothing but what stands under ``aside``, if that is
-    there.
-
-    Returns
-    -------
-    Table or None
-        None where the bytes deserve a closer look.
-    """
-    found = native.table_json(data, row, under, aside)
-    if found is None:
-        return None
-    begin, end, first, last = found[:4]
-    if under:
-        return _table(found, _joined(data[:begin], b"{}", data[end:]))
-    return _table(found, _joined(b'{"', aside.encode(), b'":', data[first:last], b"}") if last else b"{}")
 
 
 def cbor_table(
     data: Buffer, row: Schema, under: str, *, max_depth: int, max_items: int, deterministic: bool = False
 ) -> Table | None:
-    """Decode the map of structs under a key of a CBOR map; as ``json_table``. Limits and forms as of ``cbor.loads``.
+    """Decode the map of structs under a key of a CBOR map. Limits and forms as of ``cbor.loads``.
 
     The map counts for ``max_items`` less an eighth; with a rest of as many there are as many in all as are allowed.
+    ``Table.rest`` has to be parsed strictly: that proves what is not looked at here.
+
+    Returns
+    -------
+    Table or None
+        None where the strict parser has to look.
     """
     found = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8, deterministic)
-    return None if found is None else _table(found, _joined(data[: found[0]], b"\xa0", data[found[1] :]))
-
-
-def _joined(*pieces: Buffer) -> bytes:
-    return b"".join(pieces)
-
-
-def _table(found: Any, rest: bytes) -> Table:
-    names, columns, alike = found[4:]
-    return Table(Index(names), Column(columns).inner, rest, _memory(alike))
+    if found is None:
+        return None
+    begin, end, names, columns = found
+    return Table(Index(names), Column(columns).inner, b"".join((data[:begin], b"\xa0", data[end:])))
 
 
 class Rows(Mapping[str, T], Generic[T]):
@@ -224,67 +201,3 @@ class Rows(Mapping[str, T], Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
-
-
-class Heads:
-    """Heads of records that follow each other, as ``native/core/heads.h`` has their layouts; one thread at a time."""
-
-    def __init__(self, layout: str, *, big_endian: bool = False) -> None:
-        self._heads = native.Heads(layout, big_endian)
-
-    @property
-    def count(self) -> int:
-        """How many were taken."""
-        rows: int = self._heads.rows()
-        return rows
-
-    def take(self, data: bytes | bytearray | memoryview, at: int, most: int) -> int | None:
-        """Take up to ``most`` heads that lie in ``data`` as a whole, from ``at`` on.
-
-        Returns where the next one begins, perhaps behind the end; None where they deserve a closer look.
-        """
-        place: int | None = self._heads.take(data, at, most)
-        return place
-
-    def columns(self) -> Sequence[Column]:
-        """Return the columns of what was taken, one for each field: texts that do not repeat are its ``texts``."""
-        with gc_paused():
-            return [Column(each) for each in self._heads.columns()]
-
-
-class Groups:
-    """Records of tensors, as ``native/core/groups.h`` has them.
-
-    ``rows``, ``groups`` and ``starts`` are by tensor, in the order of the file: the number of its name, its group, and
-    where its first head begins. Of a group ``begins`` has where the kinds of its heads begin in ``members``, and the
-    end. ``fields``, ``dtypes``, ``elements``, ``lengths`` and ``sizes`` are by kind of head.
-    """
-
-    def __init__(self, names: list[str], start: int) -> None:
-        self._found = native.Groups(names, start)
-
-    @property
-    def longest(self) -> int:
-        """The bytes of the longest name."""
-        return self._found.longest()
-
-    def take(self, data: Buffer) -> int | None:
-        """Take the heads that lie in ``data`` as a whole, which begins where the next one does.
-
-        Returns how far the one behind them is, perhaps behind the end; None where they deserve a closer look.
-        """
-        return self._found.take(data)
-
-    def finish(self) -> bool:
-        """Put what was taken into columns; whether no closer look is needed."""
-        found = self._found.found()
-        if found is None:
-            return False
-        columns, fields, dtypes = found
-        rows, groups, starts, begins, members, field, dtype, elements, lengths, sizes = columns
-        self.rows, self.groups, self.starts = _memory(rows), _memory(groups), _memory(starts)
-        self.members = _memory(members)
-        self.begins = np.append(numbers(_memory(begins)), len(self.members))
-        self.fields, self.dtypes = Column((field, b"", b"", fields, [])), Column((dtype, b"", b"", dtypes, []))
-        self.elements, self.lengths, self.sizes = _memory(elements), _memory(lengths), _memory(sizes)
-        return True

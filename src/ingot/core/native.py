@@ -15,8 +15,6 @@ except ImportError as error:  # the message must help whoever runs from a source
         f"(`pip install --force-reinstall {DISTRIBUTION}`). The loader said: {error}"
     ) from error
 
-Groups = _native.Groups
-Heads = _native.Heads
 cbor_dumps = _native.cbor_dumps
 cbor_loads = _native.cbor_loads
 crc32c = _native.crc32c
@@ -26,12 +24,9 @@ available_isas = _native.available_isas
 isa = _native.isa
 set_isa = _native.set_isa
 table_cbor = _native.table_cbor
-table_json = _native.table_json
 kernels = _native
 
 __all__ = [
-    "Groups",
-    "Heads",
     "available_isas",
     "cbor_dumps",
     "cbor_loads",
@@ -42,5 +37,4 @@ __all__ = [
     "kernels",
     "set_isa",
     "table_cbor",
-    "table_json",
 ]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from math import prod
-
-import numpy as np
 
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
@@ -14,7 +11,6 @@ from ingot.core.buffers import scratch
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
-from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.limits import require_in_proportion
 from ingot.model.ranges import is_distant
 from ingot.model.tensor import Array, Tensor
@@ -33,7 +29,6 @@ def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
 
 LIGHT = 1 << 14
 """Bytes of a tensor that is not worth a hand-over between threads."""
-_LITTLE = sys.byteorder == "little"
 _LOOK = 1 << 14  # elements of the first piece that is looked at, which does for nearly all weights
 _MOST = 1 << 18
 _LARGE = 1 << 23  # elements of a chunk that is compared with what memory is free before it is asked for
@@ -67,22 +62,6 @@ def weight(tensor: Tensor) -> int:
     return tensor.nbytes + tensor.size
 
 
-def at_once(tensor: Tensor, shape: tuple[int, ...]) -> Array | None:
-    """Return all values of a small dense tensor of this machine in a fresh array, its digest proven.
-
-    None where it is not such, or not as its digest says: then its codec's reader reads it, and tells. ``check`` of its
-    codec has passed.
-    """
-    row = DTYPES.get(tensor.dtype)
-    if tensor.codec != DenseLayout.codec or row is None or row.kind == "b" or row.bits < 8 or not _LITTLE:
-        return None
-    part = tensor.parts[DATA]
-    if not 0 < part.length <= LIGHT:
-        return None
-    out = empty(shape, tensor.dtype, tensor.name)
-    return out if out.nbytes == part.length and part.read_whole(out.reshape(-1).view(np.uint8).data) else None
-
-
 def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked: bool = False) -> Iterator[Array]:
     """Yield the decoded values in arrays of at most ``chunk_rows`` x columns, then check digests.
 
@@ -100,13 +79,6 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
     if not checked:
         require_in_proportion([tensor], tensor.name)
     rows, cols = matrix
-    if rows <= chunk_rows and tensor.nbytes <= LIGHT:
-        go_on()
-        CODECS[tensor.codec].check(tensor)
-        whole = at_once(tensor, matrix)
-        if whole is not None:
-            yield whole
-            return
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, chunk_rows):
         go_on()

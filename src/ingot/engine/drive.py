@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ingot.core.stats import ErrorStats
-from ingot.engine.pipeline import Begin, Chunk, End, Pipeline, Whole
+from ingot.engine.pipeline import Begin, Chunk, End, Pipeline
 
 
 class Sink(Protocol):
@@ -23,8 +23,8 @@ class Sink(Protocol):
 
 def drive(
     pipeline: Pipeline,
-    opened: Callable[[Begin | Whole], Sink],
-    finished: Callable[[End | Whole, dict[str, Any], ErrorStats], None],
+    opened: Callable[[Begin], Sink],
+    finished: Callable[[End, dict[str, Any], ErrorStats], None],
     advance: Callable[[int, str], None],
 ) -> None:
     """Take the pipeline's events in order and write.
@@ -35,14 +35,7 @@ def drive(
     sink: Sink | None = None
     error = ErrorStats()
     for event in pipeline.events():
-        if isinstance(event, Whole):
-            sink = opened(event)
-            advance(0, event.step.tensor.name)
-            sink.write(event.parts)
-            pipeline.done(event)
-            advance(event.step.in_bytes, "")
-            finished(event, sink.close(), event.error)
-        elif isinstance(event, Begin):
+        if isinstance(event, Begin):
             sink, error = opened(event), ErrorStats()
             advance(0, event.step.tensor.name)
         elif isinstance(event, Chunk):

@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from hashlib import sha256
 from typing import Any, Protocol
 
 from ingot.core.atomic import Staging
 from ingot.core.parallel import Workers
 from ingot.core.stats import ErrorStats
-from ingot.engine.alike import Finished, by_kind, steps_data
+from ingot.engine.data import step_data
 from ingot.engine.done import Done
 from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
 from ingot.engine.journal import Journal, fingerprint, intact
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole, nothing
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching, nothing
 from ingot.engine.plan import Plan
 from ingot.engine.reopen import require_readable
 from ingot.engine.resources import Resources, cut
 from ingot.engine.work import Chunking, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter
-from ingot.formats.many import AddsWhole, add_in_pieces
 from ingot.model import bytesource
 from ingot.model.limits import require_in_proportion
-from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.stores.local import LocalTarget
 
@@ -141,7 +138,7 @@ def execute(
         Nothing is left under the final name.
     """
     staging = target.staging
-    decoded = (tensor for step, _ in by_kind(plan.steps) if (tensor := step.decodes) is not None)
+    decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
     require_in_proportion(decoded, staging.location)
     chunkings, budget, recycled = cut(plan, resources)
     with Workers(1, "ingot-whole") as beside:
@@ -170,7 +167,7 @@ class _Run:
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
         self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
         self.files = LocalTarget(target.staging.files, late=not target.scattered)
-        self.done = Finished(plan.steps)
+        self.done: list[Done] = []
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
@@ -194,7 +191,7 @@ class _Run:
             "options": asdict(plan.options),
             "metadata": sha256(ascii(plan.metadata).encode()).hexdigest(),  # that of a delta names every tensor
         }
-        return fingerprint(identities, what, steps_data(plan.steps))
+        return fingerprint(identities, what, map(step_data, plan.steps))
 
     def write(self, chunkings: Sequence[Chunking], memory: tuple[int, int], checked: Callable[[], object]) -> list[str]:
         """Run what is left; return the names of the finished files.
@@ -232,26 +229,21 @@ class _Run:
         """Write what comes out of the pipeline."""
         pending = self._resources.workers + 2
 
-        small = _Small(self._writer)
-
-        def opened(event: Begin | Whole) -> Sink:
+        def opened(event: Begin) -> Sink:
             written, step = event.running.written, event.step
-            if isinstance(event, Whole):
-                return small.of(step.spec)
             if written is not None:
                 return _Restored(self._writer, written)
             return TensorSink(self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
 
         drive(pipeline, opened, self._finished, self._resources.progress.advance)
 
-    def _finished(self, event: End | Whole, record: dict[str, Any], error: ErrorStats) -> None:
+    def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
         params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
         self._journal.append(
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
-        if not self.done.as_planned(nbytes, error, notes):
-            self.done.append(Done(event.step, nbytes, error, notes))
+        self.done.append(Done(event.step, nbytes, error, notes))
         event.step.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -277,25 +269,6 @@ class _Run:
             self.done.append(Done(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
             self._resources.progress.advance(step.in_bytes)
         return writer
-
-
-class _Small:
-    """Writes tensors all of whose bytes are there, one after the other."""
-
-    def __init__(self, writer: FormatWriter) -> None:
-        self._spec = TensorSpec("", (), "", "", ())
-        self._add = writer.add if isinstance(writer, AddsWhole) else partial(add_in_pieces, writer)
-
-    def of(self, spec: TensorSpec) -> Sink:
-        """Take the next tensor's spec."""
-        self._spec = spec
-        return self
-
-    def write(self, parts: Mapping[str, Any]) -> None:
-        self._record = self._add(self._spec, parts)
-
-    def close(self) -> dict[str, Any]:
-        return self._record
 
 
 class _Restored:

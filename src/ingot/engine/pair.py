@@ -15,13 +15,13 @@ from ingot.core.buffers import scratch
 from ingot.core.checksums import Blake3, hex_of
 from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.core.floats import FLOATS
-from ingot.core.stats import ErrorStats, measure, squared_error
+from ingot.core.stats import measure, squared_error
 from ingot.engine import cost
-from ingot.engine.chunks import at_once, matrix_of
+from ingot.engine.chunks import matrix_of
 from ingot.engine.fit import fitted, narrowed, paired_chunks, rows_of, window
 from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
-from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.slices import Skipping
 from ingot.model.tensor import Array, Tensor
@@ -41,15 +41,6 @@ class Diff(Step):
     codec: DeltaCodec = field(kw_only=True)
     encoder: DeltaEncoder = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-
-    @property
-    def repeats(self) -> bool:
-        return not self.encoder.fit_passes  # else it is pure, and may serve other tensors
-
-    def like(self, source: tuple[Tensor, Tensor]) -> Diff:
-        base, tensor = source
-        told = (tensor, self.spec.named(tensor.name), self.action, self.rule, self.exact)
-        return Diff(*told, base=base, codec=self.codec, encoder=self.encoder, options=self.options)
 
     @property
     def in_bytes(self) -> int:
@@ -112,14 +103,6 @@ class Diff(Step):
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Comparing:
         return _Comparing(shape, step=self, watches=watches, measured=measured and self.tensor.dtype in FLOATS)
 
-    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        if self.resized or any(part.encoding != "raw" for part in self.spec.parts):
-            return None
-        matrix = (shape.rows, shape.cols)
-        old = at_once(self.base, matrix)
-        new = None if old is None else at_once(self.tensor, matrix)
-        return None if old is None or new is None else self.begin(shape, watches, measured=measured).whole(old, new)
-
 
 @dataclass(kw_only=True)
 class _Comparing(Running):
@@ -171,16 +154,6 @@ class _Comparing(Running):
                 self.feeds[BASE].take(old).result()
         for reader in readers if shape.last is None else ():
             reader.finish()
-
-    def whole(self, old: Array, new: Array) -> AtOnce:
-        """Do the whole step: these are all values."""
-        self._open_feeds()
-        rows = (old, new)
-        encoded = self._encode(old, new, 0, [feed.take(rows[point]) for point, feed in self.feeds.items()])
-        if encoded.settle is not None:
-            encoded.settle()
-        parts = {role: file_bytes(array) for role, array in encoded.parts.items()}
-        return AtOnce(parts, encoded.error or ErrorStats(), self)
 
     def _open_feeds(self) -> None:
         # What patching gives is the fine-tune itself, or made anew of each chunk's parts.

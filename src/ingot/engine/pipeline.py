@@ -3,33 +3,26 @@
 Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
 into chunks.
 What bounds memory is one ``Budget`` that a chunk's cost is taken from before it is read and given back after it is
-written. Small tensors are handed from thread to thread many at a time: waking a thread takes longer than they do. Where
-all are small, the caller's thread does everything: threads would take turns at Python's lock.
+written. Events are handed from thread to thread in batches: waking a thread takes longer than a small chunk.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
-from typing import Any
 
 from ingot.core.buffers import recycling
 from ingot.core.parallel import Halt, Workers, adopt
-from ingot.core.stats import ErrorStats
-from ingot.engine.alike import by_kind
 from ingot.engine.watch import Watches
-from ingot.engine.work import Chunking, Encoded, Running, Step, Take, Work
-from ingot.model.ranges import is_distant
+from ingot.engine.work import Chunking, Encoded, Running, Step, Work
 
 Watching = Callable[[Step], Watches]
 
 # A batch is handed on when its chunks take so many bytes of budget, or when it has so many events.
 _BATCH_BYTES, _BATCH_EVENTS = 1 << 18, 192
-# A chunk of so many bytes of budget is small.
-_SMALL = 1 << 14
 
 
 def nothing(step: Step) -> Watches:
@@ -99,16 +92,11 @@ class Batch:
         self.works.append(work)
         self.cost += cost
 
-    def submit(self, pool: Workers | None) -> None:
-        """Let the pool do the works, or do them here."""
-        if not self.works:
-            return
-        works, self.works = self.works, []
-        if pool is not None:
+    def submit(self, pool: Workers) -> None:
+        """Start the batch's work in the pool."""
+        if self.works:
+            works, self.works = self.works, []
             self.outcomes = pool.submit(_outcomes, works)
-        else:
-            self.outcomes = Future()
-            self.outcomes.set_result(_outcomes(works))
 
 
 def _outcomes(works: list[Work]) -> list[Outcome]:
@@ -162,35 +150,7 @@ class End:
     running: Running
 
 
-class _AllRead(Running):
-    """A step of which everything was read at once, and nothing noted."""
-
-    def __init__(self) -> None:
-        super().__init__(Chunking(0, 1, 1, 0))
-        self._notes = super().notes()
-
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        return iter(())
-
-    def notes(self) -> dict[str, Any]:
-        return self._notes
-
-
-_ALL_READ = _AllRead()
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A small step from its beginning to its end: all bytes of its ``parts``. ``cost`` is what they took."""
-
-    step: Step
-    parts: Mapping[str, Any]
-    cost: int
-    running: Running
-    error: ErrorStats
-
-
-Event = Begin | Chunk | End | Whole
+Event = Begin | Chunk | End
 
 
 class Pipeline:
@@ -231,7 +191,7 @@ class Pipeline:
         recycled: int = 0,
         watching: Watching = nothing,
     ) -> None:
-        for step, _ in by_kind(steps):
+        for step in steps:
             step.ready()
         self._steps, self._chunkings, self._measured, self._watching = steps, chunkings, measured, watching
         self._budget = Budget(budget)
@@ -241,14 +201,11 @@ class Pipeline:
         self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
         self._halt = Halt()
-        small = all(shape.cost <= _SMALL for shape in chunkings) and all(_is_here(step) for step, _ in by_kind(steps))
-        self._alone = budget >= 4 * _BATCH_BYTES and small
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
         self._recycling.__enter__()
-        if not self._alone:
-            self._reader.start()
+        self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -256,24 +213,19 @@ class Pipeline:
         self._halt.set()
         self._budget.stop()
         self.pool.shutdown(wait=True, cancel_futures=True)
-        if not self._alone:
-            self._reader.join()
+        self._reader.join()
         self._recycling.__exit__(None, None, None)
 
     def events(self) -> Iterator[Event]:
         """Yield ``Begin``, ``Chunk``..., ``End`` for each step in order; raise what went wrong while reading."""
-        if self._alone:
-            yield from self._events_here()
-            return
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield from item.taken()
 
-    def done(self, chunk: Chunk | Whole) -> None:
+    def done(self, chunk: Chunk) -> None:
         """Give the memory of what is written back."""
-        if not self._alone:
-            self._budget.give(chunk.cost)
+        self._budget.give(chunk.cost)
 
     def _get(self) -> Batch | BaseException | None:
         while True:
@@ -319,64 +271,15 @@ class Pipeline:
                 self._put(error)
 
     def _read_step(self, step: Step, shape: Chunking) -> bool:
-        return all(self._flush() for _ in self._fill(step, shape, lambda: self._take(shape.cost)))
-
-    def _fill(self, step: Step, shape: Chunking, take: Take) -> Iterator[None]:
-        """Add the events of a step to the batch; yield each time that it is full, to have it handed on."""
-        watches = self._watching(step)
-        if shape.cost <= _SMALL and shape.chunk_rows >= shape.rows and step.repeats:
-            if not take():
-                return
-            made = step.at_once(shape, watches, measured=self._measured)
-            if made is not None:
-                self._batch.events.append(Whole(step, made.parts, shape.cost, made.running or _ALL_READ, made.error))
-                self._batch.cost += shape.cost
-                if self._batch.is_full:
-                    yield
-                return
-            take = _taken(take)
-        running = step.begin(shape, watches, measured=self._measured)
+        """Add the events of a step to the batch, and hand on each full batch; False if the pipeline was stopped."""
+        running = step.begin(shape, self._watching(step), measured=self._measured)
         learnt = running.learn()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
         self._batch.events.append(Begin(step, running))
-        for work, in_bytes in running.work(take):
+        for work, in_bytes in running.work(lambda: self._take(shape.cost)):
             self._batch.chunk(work, in_bytes, shape.cost)
-            if self._batch.is_full:
-                yield
+            if self._batch.is_full and not self._flush():
+                return False
         self._batch.events.append(End(step, running))
-        if self._batch.is_full:
-            yield
-
-    def _events_here(self) -> Iterator[Event]:
-        """As ``events``, all in this thread: one batch after the other is read, done and written."""
-        try:
-            for step, shape in zip(self._steps, self._chunkings, strict=True):
-                for _ in self._fill(step, shape, _always):
-                    yield from self._done_here()
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield from self._done_here()
-            raise
-        yield from self._done_here()
-
-    def _done_here(self) -> Iterator[Event]:
-        batch, self._batch = self._batch, Batch()
-        batch.submit(None)
-        return batch.taken()
-
-
-def _always() -> bool:
-    return True
-
-
-def _taken(take: Take) -> Take:
-    """Return what takes memory for all chunks but the first, whose is taken."""
-    first = [True]
-    return lambda: first.pop() if first else take()
-
-
-def _is_here(step: Step) -> bool:
-    """Whether a step waits for no other machine."""
-    return not any(is_distant(part.source) for part in step.tensor.parts.values())
+        return not self._batch.is_full or self._flush()

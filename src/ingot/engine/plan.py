@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ingot.engine.alike import by_kind, specs_of
 from ingot.engine.specs import least_size
 from ingot.engine.work import Step
 from ingot.formats.accepts import knows_size
@@ -42,9 +41,10 @@ class Plan:
     attachments: Attachments = NOTHING
     config: bytes | None = None
 
-    @property
+    @cached_property
     def specs(self) -> Sequence[TensorSpec]:
-        return specs_of(self.steps)
+        """The tensors to write, in order."""
+        return [step.spec for step in self.steps]
 
     @property
     def artifact(self) -> Artifact:
@@ -55,7 +55,7 @@ class Plan:
     @property
     def in_bytes(self) -> int:
         """Stored bytes that are read."""
-        return sum(count * step.in_bytes for step, count in by_kind(self.steps))
+        return sum(step.in_bytes for step in self.steps)
 
     @cached_property
     def size(self) -> int:
@@ -74,4 +74,4 @@ class Plan:
     @property
     def least(self) -> int:
         """The bytes that the weight files take if no two parts are equal, less what only the bytes themselves tell."""
-        return least_size(((step.spec, count) for step, count in by_kind(self.steps)), self.size)
+        return least_size(self.specs, self.size)

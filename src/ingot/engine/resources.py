@@ -9,12 +9,10 @@ from ingot.core import encodings
 from ingot.core.memory import anonymous_in_use, available_ram, format_size, parse_size
 from ingot.core.parallel import default_workers
 from ingot.core.progress import Progress
-from ingot.engine.alike import by_kind, of_each
 from ingot.engine.cost import affordable
 from ingot.engine.plan import Plan
 from ingot.engine.work import Chunking, Room, Step
 from ingot.errors import ResourceError
-from ingot.formats.many import Compact
 from ingot.model.bytesource import ByteSource, DerivedSource
 
 # What the process takes beside chunks: thread stacks, allocator slack, the manifest being built.
@@ -54,24 +52,22 @@ class Resources:
         return _RECYCLED if self.ram is None else max(0, min(_RECYCLED, spare // 4))
 
 
-def chunk_budget(resources: Resources, steps: Sequence[Step], kept: int = _RESERVE_PER_TENSOR) -> int:
+def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
     """Return the bytes for chunks: the ceiling less what the process has now and a reserve.
 
-    ``kept`` is what is kept of a tensor until the end that is like others. Without a ceiling, a quarter of what the
-    machine has left, or a little where that is next to nothing.
+    Without a ceiling, return a quarter of the memory that the machine has left, and at least 256 MiB.
     """
     if resources.ram is None:
         return max(available_ram() // 4, 1 << 28)
     workers = resources.workers
-    kinds = [step for step, _ in by_kind(steps)]
-    reserve = RESERVE + _RESERVE_PER_TENSOR * len(kinds) + kept * (len(steps) - len(kinds))
+    reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
     # What one tensor's fit passes found is still written with while the next one's begin; so is what bytes are made of.
-    reserve += sum(sorted(step.held + _made(step) for step in kinds)[-2:])
-    reserve += workers * max((step.scratch for step in kinds), default=0)
-    if any(part.encoding != "raw" for step in kinds for part in step.spec.parts):
+    reserve += sum(sorted(step.held + _made(step) for step in steps)[-2:])
+    reserve += workers * max((step.scratch for step in steps), default=0)
+    if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
     spare = parse_size(resources.ram) - anonymous_in_use() - reserve
-    return spare - _require_room_to_make(kinds, spare)
+    return spare - _require_room_to_make(steps, spare)
 
 
 def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
@@ -109,11 +105,11 @@ def cut(plan: Plan, resources: Resources) -> tuple[list[Chunking], int, int]:
 
     Raises ``ResourceError`` ``ram.ceiling`` where a step's smallest chunk does not fit.
     """
-    steps, format = plan.steps, plan.format
-    budget = chunk_budget(resources, steps, format.per_tensor if isinstance(format, Compact) else _RESERVE_PER_TENSOR)
+    steps = plan.steps
+    budget = chunk_budget(resources, steps)
     slots = resources.workers + 3  # one being read, one being written, one of a fit pass
     room = Room(budget, slots, plan.measured)
-    chunkings = of_each(steps, lambda step: affordable(step.chunking(room), budget, step.tensor.name))
+    chunkings = [affordable(step.chunking(room), budget, step.tensor.name) for step in steps]
     largest = max((shape.cost for shape in chunkings), default=0)
     recycled = resources.recycled(budget - largest)
     if resources.ram is not None:

@@ -13,15 +13,13 @@ from ingot.codecs.base import Encoder, empty
 from ingot.codecs.delta.base import Applier, DeltaCodec, delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.buffers import scratch
-from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
+from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import go_on
-from ingot.core.stats import NO_ERROR
 from ingot.engine import cost
-from ingot.engine.chunks import at_once
 from ingot.engine.fit import fitted, is_opaque, rows_of, window
 from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches
-from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
+from ingot.engine.work import Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
 from ingot.errors import IngotError
 from ingot.model.tensor import Array, Tensor
 
@@ -151,21 +149,6 @@ class Patch(Step):
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
-    def repeats(self) -> bool:
-        return not self.encoder.fit_passes
-
-    def like(self, source: Route) -> Patch:
-        return Patch(
-            at_end(source),
-            self.spec.named(source.name),
-            rule=self.rule,
-            exact=self.exact,
-            route=source,
-            encoder=self.encoder,
-            options=self.options,
-        )
-
-    @property
     def in_bytes(self) -> int:
         return self.route.origin.nbytes + sum(layer.tensor.nbytes for layer in self.route.layers)
 
@@ -193,10 +176,6 @@ class Patch(Step):
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Patching:
         return _Patching(shape, step=self, watches=watches)
-
-    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        rows = None if self.route.resized else at_once(self.route.origin, (shape.rows, shape.cols))
-        return None if rows is None else self.begin(shape, watches, measured=measured).whole(rows)
 
 
 @dataclass(kw_only=True)
@@ -226,13 +205,6 @@ class _Patching(Running):
                 int(stop * share) - int(start * share),
             )
             start, number = max(stop, 1), number + 1
-
-    def whole(self, rows: Array) -> AtOnce:
-        """Do the whole step: these are all values of the origin."""
-        self._open_feeds()
-        waits = [feed.take(rows) for point, feed in self._taps if point == self.step.route.born]
-        encoded = _Layers(self.step).alone(Chunk(rows, 0, 0, len(rows), last=True), self._taps, waits)
-        return AtOnce({role: file_bytes(array) for role, array in encoded.parts.items()}, NO_ERROR, self)
 
     def _open_feeds(self) -> None:
         """Begin a hash per stage; stages at which a tensor has the same values share one."""
@@ -278,10 +250,6 @@ class _Layers:
             return values[0]
 
         return self._encoded(in_turn, waits)
-
-    def alone(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
-        """Do the only chunk."""
-        return self._encoded(lambda: self._applied(chunk, taps, waits), waits)
 
     def _applied(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Array:
         values, cols = chunk.rows, chunk.rows.shape[1]

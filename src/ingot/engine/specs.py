@@ -30,9 +30,9 @@ def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
     )
 
 
-def least_size(specs: Iterable[tuple[TensorSpec, int]], size: int) -> int:
-    """Return ``size``, which a format tells of so many of these specs, less what only their parts' bytes tell."""
-    return max(0, size - sum(n * part.at_most for spec, n in specs for part in spec.parts if part.length is None))
+def least_size(specs: Iterable[TensorSpec], size: int) -> int:
+    """Return ``size``, a format's upper bound for these specs, less the parts whose length only their bytes tell."""
+    return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
 
 
 def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, encoding: str) -> TensorSpec:

@@ -19,7 +19,7 @@ from ingot.core.stats import measure
 from ingot.engine import cost
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.watch import RESULT, Watches
-from ingot.engine.work import AtOnce, Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
 from ingot.model.slices import Skipping
@@ -41,23 +41,8 @@ class Move(Step):
     encodes_parts: ClassVar[bool] = False
 
     @property
-    def repeats(self) -> bool:
-        return True
-
-    @property
     def decodes(self) -> Tensor | None:
         return None
-
-    def like(self, source: Tensor) -> Move:
-        return Move(source, self.spec.named(source.name), exact=self.exact, rule=self.rule, source=self.source)
-
-    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        parts = self.tensor.parts
-        if len(parts) != 1:
-            return None
-        ((role, part),) = parts.items()
-        data = memoryview(bytearray(part.length))
-        return AtOnce({role: data}) if part.length and part.read_whole(data) else None
 
     def chunking(self, room: Room) -> Chunking:
         piece = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, room.budget // room.slots))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ingot.codecs.base import BaseEncoder
-from ingot.core.stats import NO_ERROR, ErrorStats
+from ingot.core.stats import ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -54,15 +54,6 @@ class Room:
     measured: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AtOnce:
-    """All bytes of each part of a small tensor; ``running`` has the notes of the step, where there are some."""
-
-    parts: Mapping[str, Any]
-    error: ErrorStats = NO_ERROR
-    running: Running | None = None
-
-
 Work = Callable[[], Encoded]
 Take = Callable[[], bool]
 
@@ -87,11 +78,6 @@ class Step(ABC):
     encodes_parts: ClassVar[bool] = True
     elsewhere: ClassVar[bool] = False
     """Whether another process does it, so that no values pass here."""
-
-    @property
-    def repeats(self) -> bool:
-        """Whether ``like`` makes such steps for other tensors; nothing is learnt or held while one runs."""
-        return False
 
     @property
     def origin(self) -> Step:
@@ -149,20 +135,6 @@ class Step(ABC):
         """Let go of what fit passes found, when the tensor is written."""
         for encoder in self.encoders:
             encoder.forget()
-
-    def like(self, source: Any) -> Step:
-        """Return this step for ``source``, what ``Steps`` was given of another name.
-
-        It differs from what this one reads in name, place and digest alone.
-        """
-        raise NotImplementedError
-
-    def at_once(self, shape: Chunking, watches: Watches, *, measured: bool) -> AtOnce | None:
-        """Read all of a small tensor and return what becomes of it, where that is quicker; as of ``begin``.
-
-        Asked of steps that repeat. None where it is to be done piece by piece, and nothing was read that hashes.
-        """
-        return None
 
     @abstractmethod
     def chunking(self, room: Room) -> Chunking:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.core.checksums import Buffer
-from ingot.core.columns import Array, Column, chosen, numbers
+from ingot.core.columns import Column, chosen, numbers
 from ingot.core.dtypes import DTYPES, DType
 from ingot.formats.manifests import label
-from ingot.model.bulk import Bulk, Digests, Places, Shape, number_kinds
 from ingot.model.bytesource import ByteSource
 from ingot.model.late_parts import LateParts
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
-from ingot.model.ranges import is_distant
 from ingot.model.tensor import Tensor
 
+Shape = tuple[int, ...]
 Flags = NDArray[np.bool_]
 _ROLES = (DATA,)
 
@@ -79,11 +78,6 @@ class DenseColumns:
         types, flags = storage_types(dtype), simple.tobytes()
         return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
 
-    def kind(self, name: str) -> Hashable:
-        """Return what tells the kinds of such tensors (``Many.kind``), and None of others."""
-        row = self.rows[name]
-        return (self.dtype.first[self.part_of(row)], self.shape.sizes(row)) if self.simple[row] else None
-
     def part_of(self, row: int) -> int:
         """Return the number of such a tensor's part."""
         return row if self.first is None else self.first[row]
@@ -129,35 +123,7 @@ class DenseTensors:
             return self._tensor(name, row, parts_of(name, row))
 
         late = partial(LateParts, _ROLES, self._parts)
-        return Lazy(names, partial(made, parts_of=self._parts), columns.kind, self.bulk, partial(made, parts_of=late))
-
-    def bulk(self) -> Bulk | None:
-        """Return where those of them lie that are read together (``Many.bulk``)."""
-        if is_distant(self._source):
-            return None
-        columns = self._columns
-        shape, dtype = columns.shape, numbers(columns.dtype.first)
-        every = np.arange(len(columns.rows))
-        at = every if columns.first is None else numbers(columns.first)[:-1]
-        good = np.frombuffer(columns.simple, np.bool_).copy()
-        meant = np.flatnonzero(good)
-        bits = np.array([*map(_whole_bits, columns.types)], np.int64)
-        types, lengths = dtype[at[meant]], numbers(columns.length)[at[meant]]
-        good[meant] = (bits[types] > 0) & (numbers(shape.third)[meant] * (bits[types] // 8) == lengths)
-        if not good.any():
-            return None
-        # Others have no number either, and perhaps no part: then the last of them has none to point to.
-        in_turn = len(columns.length) >= at.size and (at == every).all()
-        chosen_parts = slice(at.size) if in_turn else np.where(good, at, 0)
-        by_row = partial(_of_rows, chosen_parts)
-        found, kinds = number_kinds(
-            by_row(columns.dtype.first), self._texts, numbers(shape.first), numbers(shape.second), good
-        )
-        digests = None
-        if columns.begins is not None and columns.sizes is not None:
-            digests = Digests(columns.data, by_row(columns.begins), by_row(columns.sizes))
-        places = Places(by_row(columns.offset), by_row(columns.length))
-        return Bulk(DenseLayout.codec, self._source, columns.rows, found, kinds, {DATA: places}, digests, self._verify)
+        return Lazy(names, partial(made, parts_of=self._parts), partial(made, parts_of=late))
 
     def _tensor(self, name: str, row: int, parts: Mapping[str, Part]) -> Tensor:
         columns = self._columns
@@ -212,15 +178,5 @@ def storage_types(column: Column) -> list[DType | None]:
     return [DTYPES[text] if text in DTYPES and DTYPES[text].is_storage else None for text in column.texts]
 
 
-def _whole_bits(row: DType | None) -> int:
-    """Return the bits of a value of a type of whole bytes, any of which are values; 0 of others."""
-    return 0 if row is None or row.kind == "b" or row.bits % 8 else row.bits
-
-
 def _label_of(file: str, name: str) -> str:
     return label(file, name, DATA)
-
-
-def _of_rows(parts: slice | Array, column: memoryview) -> Array:
-    found: Array = numbers(column)[parts]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.errors import UsageError
-from ingot.model.spec import TensorSpec, names_of
+from ingot.model.spec import TensorSpec
 
 
 class Order:
@@ -32,7 +32,7 @@ class Order:
         self.done = 0
         """Number of tensors that are complete."""
         self._file = file
-        self._expected = None if specs is None else names_of(specs)
+        self._expected = None if specs is None else [spec.name for spec in specs]
         self._names: set[str] | None = set() if specs is None else None  # where no specs tell what comes
         self._written: dict[str, int] = {}
         if self._expected is not None and len(set(self._expected)) != len(self._expected):
@@ -55,11 +55,6 @@ class Order:
         self._next(spec.name)
         self.current = spec
         self._written = dict.fromkeys((part.role for part in spec.parts), 0)
-
-    def whole(self, name: str) -> None:
-        """Count a tensor all of whose bytes are at hand; errors as ``begin``."""
-        self._next(name)
-        self._complete(name)
 
     def write(self, role: str, nbytes: int) -> int:
         """Count bytes of a part and return where in it they begin.

@@ -142,7 +142,7 @@ class Checkpoint(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """Stored bytes of all tensors."""
-        return self.many.total(lambda tensor: tensor.nbytes)
+        return sum(tensor.nbytes for tensor in self.many.uncached())
 
     def require_whole(self) -> None:
         """Compare the digest over the whole file, where the format has one; a second call does nothing.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from ingot.core.dtypes import DTYPES
@@ -71,10 +70,8 @@ def require_decompressed(tensors: Iterable[Tensor], asked: int | str | None, whe
                 )
 
 
-def require_in_proportion(tensors: Iterable[Tensor], where: str, counts: Iterable[int] = repeat(1)) -> list[int]:
+def require_in_proportion(tensors: Iterable[Tensor], where: str) -> list[int]:
     """Refuse to decode ``tensors`` where their stored bytes stand for too many; return the decoded bytes of each.
-
-    ``counts``: how many like it each stands for.
 
     Raises
     ------
@@ -82,18 +79,16 @@ def require_in_proportion(tensors: Iterable[Tensor], where: str, counts: Iterabl
         ``decoded.limit``.
     """
     stored, sizes = 0, []
-    for tensor, count in zip(tensors, counts, strict=False):
-        stored += count * tensor.nbytes
-        sizes.append(count * decoded_bytes(tensor))
+    for tensor in tensors:
+        stored += tensor.nbytes
+        sizes.append(decoded_bytes(tensor))
     decoded = sum(sizes)
     if decoded > FLOOR or os.environ.get(VARIABLE):
         _require(stored, decoded, where)
     return sizes
 
 
-def require_room(
-    tensors: Iterable[Tensor], where: str, *, retyped: bool = False, counts: Iterable[int] = repeat(1)
-) -> None:
+def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False) -> None:
     """Refuse to decode ``tensors`` into memory together where there is not enough of it; errors also as
     ``require_in_proportion``.
 
@@ -102,7 +97,7 @@ def require_room(
     Raises ``ResourceError`` ``ram.guard``.
     """
     chosen = list(tensors)
-    sizes = require_in_proportion(chosen, where, counts)
+    sizes = require_in_proportion(chosen, where)
     needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _lies_ready(tensor))
     if needed > _SMALL:
         require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)

@@ -37,16 +37,6 @@ def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
     return bytes(out)
 
 
-def read_each(source: ByteSource, ranges: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill several buffers, each from its offset, as ``ByteSource.readinto`` does."""
-    together = getattr(source, "readinto_each", None)
-    if together is not None:  # which asks about the file once
-        together(ranges)
-        return
-    for offset, out in ranges:
-        source.readinto(offset, out)
-
-
 def read_joined(source: ByteSource, ranges: Sequence[Range]) -> bytearray:
     """Return the bytes of several ranges, one behind the other, in memory of their own; errors as ``read_bytes``."""
     out = bytearray(sum(length for _, length in ranges))

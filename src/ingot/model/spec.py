@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -90,45 +89,9 @@ class TensorSpec:
         """Return this spec of a tensor of another name."""
         return TensorSpec(name, self.shape, self.dtype, self.codec, self.parts, self.params)
 
-    def is_like(self, other: TensorSpec) -> bool:
-        """Whether this spec is one that ``named`` returned, or may as well be: it shares all but the name."""
-        if self.parts is not other.parts or self.params is not other.params:
-            return False
-        return (self.shape, self.dtype, self.codec) == (other.shape, other.dtype, other.codec)
-
     def part(self, role: str) -> PartSpec:
         """Return the part of that role; KeyError if there is none."""
         for part in self.parts:
             if part.role == role:
                 return part
         raise KeyError(role)
-
-
-class ManySpecs(Sequence[TensorSpec]):
-    """Specs of very many tensors, each made when it is asked for; those of a kind differ in their names alone."""
-
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """The name of each."""
-
-    @property
-    @abstractmethod
-    def numbers(self) -> Sequence[int]:
-        """The number of each one's kind."""
-
-    @abstractmethod
-    def of_kind(self, number: int) -> TensorSpec:
-        """Return a spec of a kind."""
-
-
-def names_of(specs: Sequence[TensorSpec]) -> Sequence[str]:
-    """Return the names of tensors; no spec is made for it."""
-    return specs.names if isinstance(specs, ManySpecs) else [spec.name for spec in specs]
-
-
-def kinds_of(specs: Sequence[TensorSpec]) -> tuple[Mapping[int, TensorSpec], Sequence[int]]:
-    """Return a spec of each kind by its number, and the number of every spec's."""
-    if not isinstance(specs, ManySpecs):
-        return dict(enumerate(specs)), range(len(specs))
-    return {number: specs.of_kind(number) for number in dict.fromkeys(specs.numbers)}, specs.numbers

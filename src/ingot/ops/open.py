@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike, fspath
@@ -18,7 +18,6 @@ from ingot.formats.detect import detect_file, detect_folder, explain, listing
 from ingot.formats.foreign import HEAD
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
-from ingot.model.bulk import Bulk
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, Reopen
 from ingot.model.delta import KEY
@@ -151,13 +150,6 @@ class _Decoding(Many[Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return _decoding(self._tensors[name])
-
-    @property
-    def bulk(self) -> Bulk | None:
-        return self._tensors.bulk
-
-    def kind(self, name: str) -> Hashable:
-        return self._tensors.kind(name)
 
     def passing(self, name: str) -> Tensor:
         return _decoding(self._tensors.passing(name))

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -169,12 +169,6 @@ class PreadSource(StampedSource):
                 return
         handle = self._ready(offset, size)
         read_all(handle.descriptor, offset, out, self.name)
-
-    def readinto_each(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill several buffers, each from its offset; errors as ``readinto``."""
-        handle = self._ready(0, max((offset + out.nbytes for offset, out in ranges), default=0))
-        for offset, out in ranges:
-            read_all(handle.descriptor, offset, out, self.name)
 
     def changed(self) -> bool:
         """Whether the file was written to since it was opened, as far as its stamp tells.

@@ -10,12 +10,6 @@ from typing import Any
 import pytest
 
 COST = {"processor": 12e-6, "memory": 960.4}
-MANY = {
-    "shape": [16, 16],
-    "some": 200,
-    "operations": {"load": {"100": COST, "1000": COST}},
-    "by_bytes": {"load": {"2048": COST}},
-}
 OPENING = {"tensors": 10_000, "opened_s": {"peer": 0.01, "ingot": 0.005}, "started_s": {"inspect": 0.25}}
 ROW: dict[str, Any] = {"unit": "GB/s", "target": None, "met": None}
 KERNELS = {
@@ -122,21 +116,6 @@ def test_deltas_are_shown_beside_the_peer(bench_table: ModuleType) -> None:
     assert "| deltatensors diff | 9.25 |  |" in text
     assert "| ingot diff | 1.00 (9.2 x) | 2.50 |" in text
     assert "| ingot patch to files |  |  |" in text
-
-
-def test_what_a_tensor_costs_is_shown_by_their_number_and_by_its_bytes(bench_table: ModuleType) -> None:
-    lines = bench_table.render({"many": MANY}).splitlines()
-    assert [line for line in lines if line.startswith("| ") and "---" not in line] == [
-        "|  | 100 | 1,000 |",
-        "| load | 12 (960) | 12 (960) |",
-        "|  | 2,048 |",
-        "| load | 12 (960) |",
-    ]
-
-
-def test_a_difference_that_runs_hide_is_not_shown(bench_table: ModuleType) -> None:
-    found = {"compare": {"100": {"processor": -1e-6, "memory": 1.0}}}
-    assert "| compare | - (1) |" in bench_table.render({"many": {**MANY, "operations": found}})
 
 
 def test_opening_is_shown_beside_the_peer(bench_table: ModuleType) -> None:

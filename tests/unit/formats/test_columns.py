@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,42 +14,33 @@ import ingot
 from ingot.core import columns, native
 from ingot.core.checksums import xxh3
 from ingot.errors import IngotError
+from ingot.formats.gguf import cursor as gguf_cursor
 from ingot.formats.gguf import header as gguf_header
 from ingot.formats.safetensors import header as safetensors_header
 from ingot.formats.squizd import section_reader
 from ingot.formats.table import FORMATS
-from ingot.formats.wdelta import header as wdelta_header
-from ingot.formats.wdelta import walk
 from ingot.formats.zt import reader as zt_reader
 from ingot.formats.zt2 import rules as zt2_rules
 from ingot.stores.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-KINDS = ("zt", "zt2", "squizd", "wdelta", "gguf", "safetensors")
-HEADS = native.Heads
-
-
-class Slow:
-    """Native decoders that are in doubt of everything."""
-
-    def __init__(self, *given: Any) -> None:
-        self.columns = HEADS(*given).columns
-
-    def take(self, *given: object) -> None: ...
-
-    def rows(self) -> int:
-        return 0
+KINDS = ("zt", "zt2", "squizd", "gguf", "safetensors")
 
 
 @pytest.fixture
 def closely(monkeypatch):
-    """Return a function that says whether all headers are to be looked at closely."""
-    decoders = {name: getattr(native, name) for name in ("table_json", "table_cbor", "Heads")}
+    """Return a function that says whether all headers go through the checks one by one."""
+    decoders = (
+        (native, "table_cbor"),
+        (safetensors_header, "_decode"),
+        (gguf_header, "read_infos"),
+        (gguf_cursor.Cursor, "strings"),
+    )
+    own = [(owner, name, getattr(owner, name)) for owner, name in decoders]
 
     def choose(wanted: bool) -> None:
-        for name, decoder in decoders.items():
-            slow: Any = Slow if name == "Heads" else (lambda *given: None)
-            monkeypatch.setattr(native, name, slow if wanted else decoder)
+        for owner, name, decoder in own:
+            monkeypatch.setattr(owner, name, (lambda *given: None) if wanted else decoder)
 
     return choose
 
@@ -110,9 +99,8 @@ def weights(seed: int) -> dict[str, np.ndarray]:
 def artifacts(tmp_path_factory) -> dict[str, bytes]:
     """Return files as we write them, by name."""
     folder = tmp_path_factory.mktemp("columns")
-    base, other = folder / "a.safetensors", folder / "b.safetensors"
+    base = folder / "a.safetensors"
     ingot.save(base, weights(0), metadata={"a": "b:c", "quoted": '{"x": "\\u00e9"}'})
-    ingot.save(other, weights(1))
     recipe = folder / "r.toml"
     recipe.write_text('name = "r"\n[[rules]]\nmatch = "*.w"\ncodec = "affine"\noptions = { bits = 4, group = 32 }\n')
     for kind in ("zt", "squizd"):
@@ -122,8 +110,6 @@ def artifacts(tmp_path_factory) -> dict[str, bytes]:
         ingot.convert(base, folder / "two.zt", container="2", **more)
         (folder / "two.zt").rename(folder / f"{name}.zt2")
     ingot.convert(base, folder / "dense.gguf", keep_names=True)
-    for strategy in ("int4", "sparse", "quantized"):
-        ingot.diff(base, other, folder / f"{strategy}.wdelta", strategy=strategy)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix[1:] in KINDS}
 
 
@@ -151,7 +137,7 @@ def header_of(name: str, data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[-40:-32], "little"), len(data) - 40
     if kind == "squizd":
         return data.rindex(b"TDIR"), len(data)
-    return 0, len(data) if kind == "wdelta" else min(len(data), 2000)
+    return 0, min(len(data), 2000)
 
 
 def sealed(kind: str, data: bytes) -> bytes:
@@ -205,8 +191,9 @@ def test_a_header_of_a_large_file_is_taken_at_once():
     entry = b'"%c":{"dtype":"U8","shape":[%d],"data_offsets":[%d,%d]}'
     size = 5 << 30
     text = b"{%b,%b}" % (entry % (b"a", size, 0, size), entry % (b"b", size, size, 2 * size))
-    found = safetensors_header._quick(text, 2 * size)
+    found = safetensors_header._decode(text)
     assert found is not None
+    assert safetensors_header._fills(found.entries, 2 * size)
     assert found.entries["b"].data_offsets == (size, 2 * size)
 
 
@@ -246,12 +233,10 @@ def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
         (zt_reader, "check_objects"),
         (zt2_rules, "plain"),
         (section_reader, "_closely"),
-        (walk, "_walk"),
         (gguf_header, "_entry"),
-        (safetensors_header, "_check_types"),
+        (safetensors_header, "_strict"),
     ):
         monkeypatch.setattr(module, function, refuse)
-    monkeypatch.setattr(safetensors_header, "_strict", lambda *given: safetensors_header.Header({}, {}))
     for name, data in artifacts.items():
         if name == "affine.squizd":
             continue  # matrices with scales
@@ -259,98 +244,34 @@ def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
         assert len(found[0]) == 10, name
 
 
-def test_an_entry_of_columns_is_that_of_the_closer_look(artifacts):
-    for strategy in ("int4", "sparse", "quantized"):
-        raw = artifacts[f"{strategy}.wdelta"]
-        data = raw[15 : 15 + int.from_bytes(raw[11:15], "little")]
-        version = raw[7]
-        header = wdelta_header.parse(data, version, "f")
-        assert header.columns is not None
-        assert dict(header.tensors) == wdelta_header._parsed(data, version, "f").tensors
+ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+REPEATED = {
+    "a tensor": f'{{"a":{ENTRY},"a":{ENTRY}}}',
+    "a tensor, once escaped": f'{{"a":{ENTRY},"\\u0061":{ENTRY}}}',
+    "a tensor with a colon": f'{{"a:b":{ENTRY},"a:b":{ENTRY}}}',
+    "a field": '{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+    "metadata": f'{{"__metadata__":{{"x":"1"}},"__metadata__":{{"x":"1"}},"a":{ENTRY}}}',
+    "a key of metadata": f'{{"__metadata__":{{"x":"1:2","x":"1:2"}},"a":{ENTRY}}}',
+}
 
 
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
-def test_rows_in_the_same_words_are_what_they_say(separators):
-    chance = random.Random(3)
-    kinds = [
-        {"shape": [2, 3], "share": 0.25, "kind": "a", "inner": {"n": 1}},
-        {"kind": "b", "shape": [], "share": 10},
-        {"shape": [2, 3], "share": 0.25, "kind": "a", "inner": {"n": 2}},
-        {"shape": [4, 0, 5], "kind": "a", "place": "here"},
-    ]
-    in_turn = [kinds[index % 3] for index in range(40)]
-    some = [
-        {**chance.choice(kinds), **({"share": chance.random()} if chance.random() < 0.3 else {})} for _ in range(800)
-    ]
-    said = {f"n{index}": row for index, row in enumerate(in_turn + some + in_turn)}
-    schema = columns.record(
-        columns.field("shape", "sizes"),
-        columns.field("share", "decimal", optional=True),
-        columns.field("kind", "text"),
-        columns.field("place", "place", optional=True),
-        columns.field("inner", columns.record(columns.field("n", "number")), optional=True),
-    )
-    data = json.dumps({"rows": said}, separators=separators).encode()
-    table = columns.json_table(data, schema, under="rows")
-    assert table is not None
-    assert list(table.rows) == list(said)
-    shape, share, kind, place, inner = table.columns
-    for row, wanted in enumerate(said.values()):
-        assert shape.sizes(row) == tuple(wanted["shape"])
-        assert shape.third[row] == np.prod(wanted["shape"])
-        found = share.span(row)
-        assert (found is None) == ("share" not in wanted)
-        assert found is None or json.loads(data[found]) == wanted["share"]
-        assert kind.text(row) == wanted["kind"]
-        found = place.span(row)
-        assert (None if found is None else data[found].decode()) == wanted.get("place")
-        assert inner.inner[0].first[row] == wanted.get("inner", {"n": -1})["n"]
+@pytest.mark.parametrize("what", sorted(REPEATED))
+def test_a_repeated_key_of_a_safetensors_header_is_refused(what):
+    with pytest.raises(IngotError) as caught:
+        safetensors_header.parse(REPEATED[what].encode(), 4, "f")
+    assert caught.value.rule == "safetensors.duplicate-key"
 
 
-def test_heads_in_the_same_words_are_what_they_say():
-    chance = random.Random(5)
-    kinds = [(b"indices", b"int64", (3,), 24), (b"values", b"float32", (3,), 12), (b"scale", b"float16", (), 2)]
-    heads, data = [], b""
-    for index in range(900):
-        name = f"t{index // 3}" if chance.random() < 0.9 else "t0"
-        field, dtype, sizes, length = kinds[index % 3] if chance.random() < 0.9 else (b"odd", b"u8", (index, 2), index)
-        heads.append((name, field.decode(), dtype.decode(), sizes, length))
-        for text in (name.encode(), field, dtype):
-            data += struct.pack("<I", len(text)) + text
-        data += struct.pack(f"<I{len(sizes)}QQ", len(sizes), *sizes, length) + bytes(length)
-    for step in (len(data), 97, 1000):  # a head that is cut off is taken when all of it is there
-        taken, at = columns.Heads("tttdQ>"), 0
-        while at < len(data):
-            window = max(step, 200)
-            more = taken.take(data[at : at + window], 0, len(heads))
-            assert more
-            at += more
-        assert taken.count == len(heads)
-        assert at == len(data)
-        name, field, dtype, sizes, length = taken.columns()
-        for row, wanted in enumerate(heads):
-            assert (name.text(row), field.text(row), dtype.text(row), sizes.sizes(row), length.first[row]) == wanted
+def test_colons_in_names_and_metadata_are_no_keys():
+    header = f'{{"__metadata__":{{"a:b":":","é":"{{:}}"}},"a:b::":{ENTRY}}}'
+    found = safetensors_header._decode(header.encode())
+    assert found is not None
+    assert list(found.entries) == ["a:b::"]
+    assert found.metadata == {"a:b": ":", "é": "{:}"}
 
 
-def test_records_in_another_order_are_found_at_once(artifacts, monkeypatch):
-    monkeypatch.setattr(walk, "_walk", None)
-    for strategy in ("int4", "sparse", "quantized"):
-        raw = artifacts[f"{strategy}.wdelta"]
-        start = 15 + int.from_bytes(raw[11:15], "little")
-        tensors = dict(FORMATS["wdelta"].read(MemoryStore({"f.wdelta": raw}), "f.wdelta").tensors)
-        begins = [min(part.offset for part in tensor.parts.values()) for tensor in tensors.values()]
-        first = {
-            name: raw.rindex(struct.pack("<I", len(name)) + name.encode(), 0, at)
-            for name, at in zip(tensors, begins, strict=True)
-        }
-        ends = [*list(first.values())[1:], len(raw) - 32]
-        pieces = {name: raw[at:end] for (name, at), end in zip(first.items(), ends, strict=True)}
-        assert next(iter(first.values())) == start
-        turned = raw[:start] + b"".join(reversed(pieces.values())) + raw[-32:]
-        other = FORMATS["wdelta"].read(MemoryStore({"f.wdelta": turned}), "f.wdelta").tensors
-        assert list(other) == list(tensors)[::-1]
-        for name, tensor in tensors.items():
-            for role, part in tensor.parts.items():
-                moved = other[name].parts[role]
-                found = turned[moved.offset : moved.offset + moved.length]
-                assert found == raw[part.offset : part.offset + part.length]
+def test_an_unknown_field_beside_a_missing_one_is_refused():
+    header = '{"a":{"dtype":"F32","size":[1],"data_offsets":[0,4]}}'
+    with pytest.raises(IngotError) as caught:
+        safetensors_header.parse(header.encode(), 4, "f")
+    assert caught.value.rule == "safetensors.fields"

@@ -1,13 +1,11 @@
-"""Headers that are read again, and the texts that are kept of those of a delta."""
+"""Headers that are read again."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
 import ingot
-from ingot.formats.wdelta.entries import entry_columns
 from ingot.ops.open import open_source
 
 
@@ -38,18 +36,3 @@ def test_identities_of_small_and_large_headers_tell_their_bytes(tmp_path: Path) 
         assert first == second
         found.append(first)
     assert found[0] != found[1]
-
-
-def test_sparsities_are_those_that_entries_state() -> None:
-    stated = [0.5, None, 0.25, 0.5, 0.125, None, 1e-3, 0]
-    entries = {
-        f"t{number}": {"strategy": "sparse", "shape": [number + 1, 2], "dtype": "float32"}
-        | ({} if sparsity is None else {"sparsity": sparsity})
-        | {field: {"_ref": field} for field in ("indices", "values")}
-        for number, sparsity in enumerate(stated)
-    }
-    header = {"parent_hash": "0" * 64, "strategy": "sparse", "tensors": entries}
-    columns = entry_columns(json.dumps(header, separators=(",", ":")).encode(), 1)
-    assert columns is not None
-    assert [columns.entry(row).sparsity for row in range(len(stated))] == stated
-    assert len(columns.data) == len("".join(map(str, {0.5, 0.25, 0.125, 1e-3, 0})))

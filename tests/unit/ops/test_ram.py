@@ -116,7 +116,7 @@ def test_what_is_kept_of_many_small_tensors_counts(tmp_path: Path) -> None:
     one.mkdir()
     big_checkpoint(one / "one.safetensors", 1, 16, 1)
     alone = peak_anonymous([*command[:4], str(one / "one.safetensors"), str(one / "out.zt"), "-q"])
-    assert (peak - alone) / 40_000 < 1024
+    assert (peak - alone) / 40_000 < 4096  # the reserve of a plan for each tensor
 
 
 @pytest.mark.slow

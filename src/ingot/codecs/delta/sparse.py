@@ -8,7 +8,6 @@ from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.codecs.base import ChunkParts, Codec, decode_by_rows
 from ingot.codecs.cast import flat
@@ -29,7 +28,6 @@ from ingot.codecs.delta.readers import Placed, place
 from ingot.codecs.delta.top import StreamedEncoder, grid_of, streams
 from ingot.core import native
 from ingot.errors import CodecError
-from ingot.model.bulk import Places
 from ingot.model.layouts.delta import SparseDeltaLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
@@ -162,15 +160,6 @@ class DeltaSparse(Codec):
         for _, values in placed.until(tensor.size):
             yield values
         placed.finish()
-
-    def proves(self, data: Array, parts: Mapping[str, Places], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell of tensors whether positions ascend, as many as values, and all of these are finite."""
-        positions, values = parts["indices"], parts["values"]
-        counts = values.lengths // 4
-        found: NDArray[np.bool_] = (positions.lengths == 8 * counts) & (values.lengths == 4 * counts)
-        sound = np.empty(counts.size, np.uint8)
-        native.kernels.placed_each(data, positions.offsets, values.offsets, np.where(found, counts, 0), sizes, sound)
-        return found & sound.view(np.bool_)
 
     def encoder(
         self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]

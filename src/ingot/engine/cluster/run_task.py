@@ -13,7 +13,7 @@ from ingot.engine.cluster.messages import StepResult, Task
 from ingot.engine.data import plain
 from ingot.engine.drive import Sink, drive
 from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching, Whole
+from ingot.engine.pipeline import Begin, End, Pipeline, Watching
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources, cut
 from ingot.engine.steps import Encode
@@ -172,7 +172,7 @@ def run_task(
         ) as pipeline,
     ):
 
-        def opened(event: Begin | Whole) -> Sink:
+        def opened(event: Begin) -> Sink:
             step, pending = event.step, resources.workers + 2
             writer: Any = parts
             if placed is not None and task.rows is None and has_fixed_place(step):
@@ -180,7 +180,7 @@ def run_task(
                 writer = placed.writer
             return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
 
-        def finished(event: End | Whole, record: dict[str, Any], error: ErrorStats) -> None:
+        def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
             number, notes = task.start + len(results), event.running.notes()
             if "runs" in record:
                 params = plain(event.step.spec.params) if is_fitted(event.step) else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from struct import Struct, calcsize, unpack_from
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ingot.core.columns import Column, Heads
 from ingot.errors import FormatError
 from ingot.formats.foreign import CUT_OFF
 from ingot.model.bytesource import ByteSource
@@ -24,6 +23,14 @@ REPLACED = "\ufffd"
 """What stands in a text for bytes that are not UTF-8."""
 
 _WINDOW = 1 << 18
+
+
+class Records(NamedTuple):
+    """Tensor infos: for each its name, where its sizes begin, and how many sizes it has."""
+
+    names: list[str]
+    starts: array[int]
+    ranks: array[int]
 
 
 class Cursor:
@@ -130,21 +137,63 @@ class Cursor:
         self.position = end
         return self._data[start:end]
 
-    def heads(self, layout: str, count: int) -> Sequence[Column] | None:
-        """Return the columns of the next ``count`` records of a layout, as ``Heads`` has it.
+    def strings(self, count: int) -> list[str] | None:
+        """Return the next ``count`` strings.
 
-        None where one deserves a closer look, or is not there: then the cursor stays where it was.
+        Return None if one is not UTF-8 or not in the file; the cursor then stays where it was.
         """
-        heads, place = Heads(layout, big_endian=self.order == ">"), self.position
-        while heads.count < count:
-            next_place = heads.take(self._data, place, count - heads.count)
-            if next_place is None:
+        texts: list[str] = []
+        position, length_at = self.position, self._length.unpack_from
+        while len(texts) < count:
+            data, have = self._data, len(self._data)
+            try:
+                while position + 8 <= have and len(texts) < count:
+                    start = position + 8
+                    end = start + length_at(data, position)[0]
+                    if end > have:
+                        break
+                    texts.append(data[start:end].decode())
+                    position = end
+            except UnicodeDecodeError:
                 return None
-            if next_place == place and not self._grow(2 * len(self._data)):
+            if len(texts) < count and not self._grow(2 * have):
                 return None
-            place = next_place
-        self.position = place
-        return heads.columns()
+        self.position = position
+        return texts
+
+    def records(self, count: int, max_rank: int) -> Records | None:
+        """Return the next ``count`` tensor infos.
+
+        Return None if one is not in the file, has more than ``max_rank`` sizes, or a name that is not UTF-8; the
+        cursor then stays where it was.
+        """
+        records = Records([], array("q"), array("B"))
+        names, starts, ranks = records
+        position, length_at, rank_at = self.position, self._length.unpack_from, Struct(f"{self.order}I").unpack_from
+        while len(names) < count:
+            data, have = self._data, len(self._data)
+            try:
+                while position + 12 <= have and len(names) < count:
+                    end = position + 8 + length_at(data, position)[0]
+                    start = end + 4
+                    if start > have:
+                        break
+                    (rank,) = rank_at(data, end)
+                    if rank > max_rank:
+                        return None
+                    following = start + 8 * rank + 12  # sizes, type and offset
+                    if following > have:
+                        break
+                    names.append(data[position + 8 : end].decode())
+                    starts.append(start)
+                    ranks.append(rank)
+                    position = following
+            except UnicodeDecodeError:
+                return None
+            if len(names) < count and not self._grow(2 * have):
+                return None
+        self.position = position
+        return records
 
     def _need(self, end: int) -> None:
         have = len(self._data)

@@ -16,7 +16,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.gguf.carry import MAX_RANK
 from ingot.formats.gguf.cursor import Cursor
-from ingot.formats.gguf.infos import Entry, infos_of
+from ingot.formats.gguf.infos import Entry, read_infos
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
 from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
 from ingot.model.bytesource import ByteSource
@@ -75,7 +75,7 @@ def parse(source: ByteSource, name: str) -> Header:
         if raw:
             raw_strings[key] = raw
     alignment = _alignment(metadata, types, name)
-    infos = infos_of(cursor, tensors, (alignment, DEFAULT_ALIGNMENT))
+    infos = read_infos(cursor, tensors, (alignment, DEFAULT_ALIGNMENT))
     if infos is not None:
         entries: Mapping[str, Entry] = infos.entries()
         start, end, stated = infos.start, infos.end, infos.alignment == alignment
@@ -138,8 +138,8 @@ def _value(cursor: Cursor, where: str) -> tuple[str, Any, dict[int, bytes]]:
     form = NUMPY.get(kind, "")
     count = cursor.elements(int(form[1:]) if form else 8, kind, where)
     if kind == "string":
-        columns = cursor.heads("N", count)
-        return "array:string", *(_strings(cursor, count, where) if columns is None else (columns[0].texts, {}))
+        utf8 = cursor.strings(count)
+        return "array:string", *(_strings(cursor, count, where) if utf8 is None else (utf8, {}))
     values = cursor.numbers(form, count)
     return f"array:{kind}", [_truth(value, where) for value in values] if kind == "bool" else values, {}
 

@@ -1,21 +1,20 @@
-"""Infos of tensors as writers make them, decoded in native code and checked together."""
+"""Tensor infos: read record by record, decoded and checked together with NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ingot.core.columns import Array, Column, Rows, numbers
+from ingot.core.columns import Array, Rows
 from ingot.core.dtypes import DTYPES
 from ingot.formats.gguf.carry import MAX_RANK
-from ingot.formats.gguf.cursor import Cursor
+from ingot.formats.gguf.cursor import Cursor, Records
 from ingot.formats.gguf.types import BLOCKED, DENSE
 from ingot.model.layouts.ggml import TYPES
 
-# A name, sizes, a type, an offset.
-_INFO = "NdIQ"
 _MANY = 1 << 55
 _TYPES = {**DENSE, **BLOCKED}
 # Elements and bytes of a block by the type's number; a dense element is one of its own.
@@ -38,67 +37,87 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Infos:
-    """Infos that break no rule, with the alignment that the tensors lie by, and where their data begin and end."""
+    """Tensor infos that break no rule, the alignment of the tensors, and the start and end of their data.
+
+    ``sizes`` has a row of ``MAX_RANK`` sizes for each tensor, the fastest first, of which the first ``ranks`` count.
+    """
 
     rows: dict[str, int]
-    shapes: Column
-    types: Column
-    offsets: Column
+    ranks: Array
+    sizes: Array
+    types: Array
+    offsets: Array
     nbytes: Array
     alignment: int
     start: int
     end: int
 
     def entries(self) -> Rows[Entry]:
-        """Return the entries, which are made when they are asked for."""
-        nbytes = self.nbytes.data
+        """Return the entries, which are built on access."""
 
         def make(row: int) -> Entry:
-            shape = self.shapes.sizes(row)[::-1]
-            return Entry(shape, _TYPES[self.types.first[row]], self.offsets.first[row], nbytes[row])
+            shape = tuple(self.sizes[row, : self.ranks[row]][::-1].tolist())
+            return Entry(shape, _TYPES[int(self.types[row])], int(self.offsets[row]), int(self.nbytes[row]))
 
         return Rows(self.rows, make)
 
 
-def infos_of(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
-    """Take the infos of ``count`` tensors, which lie by the first of the alignments by which they can.
+def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
+    """Read the infos of ``count`` tensors, which lie by the first of the alignments that fits.
 
-    None where they deserve a closer look: then the cursor stays where it was.
+    Return None if a rule may be broken; the cursor then stays where it was, for the checks that name the rule.
     """
     before = cursor.position
-    columns = cursor.heads(_INFO, count)
-    found = None if columns is None else _checked(columns, cursor, alignments)
-    if found is None:
+    records = cursor.records(count, MAX_RANK)
+    infos = None if records is None else _checked(records, cursor, alignments)
+    if infos is None:
         cursor.position = before
-    return found
+    return infos
 
 
-def _checked(columns: Sequence[Column], cursor: Cursor, alignments: Sequence[int]) -> Infos | None:
-    names, shapes, types, offsets = columns
-    rows = dict(zip(names.texts, range(len(names.texts)), strict=True))
-    nbytes = _nbytes(shapes, types)
-    if len(rows) < len(names.texts) or not _are_names(names.texts) or nbytes is None:
+def _checked(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos | None:
+    ranks = np.array(records.ranks, np.int64)
+    sizes, types, offsets = _fields(np.array(records.starts, np.int64), ranks, cursor)
+    rows = _rows(records.names)
+    nbytes = _nbytes(ranks, sizes, types)
+    if rows is None or nbytes is None or (offsets > _MANY).any():
         return None
     for alignment in alignments:
         start = -(-cursor.position // alignment) * alignment
-        end = _end(nbytes, numbers(offsets.first), alignment, cursor.size - start)
+        end = _end(nbytes, offsets.astype(np.int64), alignment, cursor.size - start)
         if end is not None:
-            return Infos(rows, shapes, types, offsets, nbytes, alignment, start, start + end)
+            return Infos(rows, ranks, sizes, types, offsets, nbytes, alignment, start, start + end)
     return None
 
 
-def _are_names(names: Sequence[str]) -> bool:
-    together = "".join(names)
-    return together.isascii() and "\0" not in together
+def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
+    """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor, which begin at ``starts``."""
+    sizes = np.ones((starts.size, MAX_RANK), np.uint64)
+    types, offsets = np.empty(starts.size, np.int64), np.empty(starts.size, np.uint64)
+    data = np.frombuffer(cursor.consumed(), np.uint8)
+    for rank in np.unique(ranks).tolist():
+        order = cursor.order
+        form = np.dtype([("sizes", f"{order}u8", (rank,)), ("type", f"{order}u4"), ("offset", f"{order}u8")])
+        rows = np.flatnonzero(ranks == rank)
+        fields = data[starts[rows, None] + np.arange(form.itemsize)].view(form)[:, 0]
+        sizes[rows, :rank] = fields["sizes"]
+        types[rows], offsets[rows] = fields["type"], fields["offset"]
+    return sizes, types, offsets
 
 
-def _nbytes(shapes: Column, types: Column) -> Array | None:
-    """Return the bytes of each tensor; None where a rule is broken."""
-    counts, starts, kinds = numbers(shapes.third), numbers(shapes.second), numbers(types.first)
-    if (np.diff(starts) > MAX_RANK).any() or (counts > _MANY).any() or (kinds >= len(_BLOCKS)).any():
+def _rows(names: Sequence[str]) -> dict[str, int] | None:
+    """Return the number of each tensor by its name; None if a name is repeated, has a NUL, or is not ASCII."""
+    rows = dict(zip(names, range(len(names)), strict=True))
+    joined = "".join(names)
+    return rows if len(rows) == len(names) and joined.isascii() and "\0" not in joined else None
+
+
+def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
+    """Return the bytes of each tensor; None if a rule is broken, or numbers are so large that it may be."""
+    if (types >= len(_BLOCKS)).any() or (sizes > _MANY).any() or (sizes.prod(1, dtype=np.float64) > _MANY).any():
         return None
-    elements, size = _BLOCKS[kinds].T
-    fastest = np.where(np.diff(starts) > 0, np.append(numbers(shapes.first), 1)[starts[:-1]], 1)
+    elements, size = _BLOCKS[types].T
+    counts, fastest = sizes.prod(1).astype(np.int64), sizes[:, 0].astype(np.int64)
     if not elements.all() or (fastest % np.maximum(elements, 1)).any():
         return None
     nbytes: Array = counts // elements * size

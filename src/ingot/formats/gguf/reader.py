@@ -156,7 +156,7 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
             f"{file.name} states {ALIGNMENT} {stated}, its tensors lie at multiples of 32, as llama-quantize writes"
         )
         yield "gguf.alignment-ignored", message
-    long_names = [name for name in file.header.entries if len(name.encode()) > MAX_NAME]
+    long_names = [name for name in file.header.entries if 4 * len(name) > MAX_NAME and len(name.encode()) > MAX_NAME]
     if long_names:
         message = (
             f"{len(long_names)} tensors of {file.name} have names of more than {MAX_NAME} bytes, which llama.cpp does "

@@ -31,7 +31,6 @@ class SafetensorsFormat(Format):
     traits = FormatTraits(
         shards=True,
     )
-    per_tensor = 512  # of the header, where entries lie, and of the report, with room to grow
     served = True
     """Whether vLLM runs folders of it."""
 

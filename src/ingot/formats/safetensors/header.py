@@ -7,15 +7,14 @@ buffer's start; ``__metadata__`` maps strings to strings. The buffer is covered 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from ingot.core.checked import MAX_RANK, element_count
-from ingot.core.columns import Column, Rows, chosen, field, json_table, numbers, record
 from ingot.core.dtypes import BY_SAFETENSORS
+from ingot.core.gcpause import gc_paused
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError
@@ -26,7 +25,8 @@ PREFIX = 8
 METADATA = "__metadata__"
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-_MANY = 1 << 55  # elements, of up to 128 bits; nothing so large is told without a closer look
+# The beginnings of escapes of a colon, of a minus, and of surrogates, which may be half a pair.
+_HIDING = (b"\\u003", b"\\u002", b"\\ud", b"\\uD")
 _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 
@@ -52,21 +52,7 @@ class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 
 
-class Entries(Rows[Entry]):
-    """The entries of a header in the order of their bytes, made when they are asked for; columns of all."""
-
-    __slots__ = ("dtypes", "offsets", "shapes")
-
-    def __init__(self, rows: Mapping[str, int], dtypes: Column, shapes: Column, offsets: Column) -> None:
-        super().__init__(rows, self._entry)
-        self.dtypes, self.shapes, self.offsets = dtypes, shapes, offsets
-
-    def _entry(self, row: int) -> Entry:
-        offsets = self.offsets
-        return Entry(self.dtypes.text(row) or "", self.shapes.sizes(row), (offsets.first[row], offsets.second[row]))
-
-
-_ROW = record(field("dtype", "text"), field("shape", "sizes"), field("data_offsets", "pair"))
+_ENTRIES = msgspec.json.Decoder(dict[str, Entry])
 _TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
 _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
 
@@ -76,35 +62,58 @@ def parse(data: bytes, buffer_length: int, where: str) -> Header:
 
     Raises ``FormatError`` with the rules of spec/safetensors.md.
 
-    A header as writers make it is decoded into columns; entries are made of them when they are asked for. Anything else
-    is parsed slowly and strictly, which says what is wrong, or that it is only unusual. Both accept the same headers.
+    A header that ``_decode`` cannot prove valid goes through the checks one by one, which name the broken rule.
     """
-    return _quick(data, buffer_length) or _strict(data, buffer_length, where)
+    header = _decode(data)
+    if header is not None and _fills(header.entries, buffer_length):
+        return header
+    return _strict(data, buffer_length, where)
 
 
-def _quick(data: bytes, buffer_length: int) -> Header | None:
-    """Return the header if it is beyond doubt, None if a closer look is needed."""
-    if data[:1] != b"{":
-        return None
-    table = json_table(data, _ROW, aside=METADATA)
-    if table is None or not _covers(table.columns, buffer_length):
+def _decode(data: bytes) -> Header | None:
+    """Return the header if no key is repeated, missing or unknown; None if that cannot be proven here.
+
+    A repeated key is dropped by the decoder, but its colon stays in the bytes. If no colon is escaped, the bytes have
+    one for each key that was decoded, those within names and metadata, and no others. ``-0`` is found the same way.
+    """
+    if data[:1] != b"{" or (b"\\" in data and any(escape in data for escape in _HIDING)):
         return None
     try:
-        metadata = _strict(table.rest, 0, "").metadata
-    except FormatError:
+        metadata = _METADATA_ONLY.decode(data).metadata
+        with gc_paused():
+            entries = _ENTRIES.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return Header(Entries(table.rows, *table.columns), metadata)
+    keys = 0 if entries.pop(METADATA, None) is None else 1 + len(metadata)
+    keys += (1 + len(Entry.__struct_fields__)) * len(entries)
+    texts = "".join((*entries, *metadata, *metadata.values()))
+    proven = data.count(b":") == keys + texts.count(":") and data.count(b"-") == texts.count("-")
+    return Header(entries, metadata) if proven else None
 
 
-def _covers(columns: Sequence[Column], buffer_length: int) -> bool:
-    """Whether the entries, in this order, are of known types and right sizes and fill the buffer without a gap."""
-    dtypes, shapes, offsets = columns
-    begins, ends, counts = numbers(offsets.first), numbers(offsets.second), numbers(shapes.third)
-    bits = chosen(dtypes, _BITS)
-    if (begins != np.append(0, ends[:-1])[: begins.size]).any() or (bits < 0).any() or (counts > _MANY).any():
-        return False
-    # Numbers have 18 digits at most, so that eight times their differences are no overflow.
-    return (ends[-1] if ends.size else 0) == buffer_length and bool((counts * bits == (ends - begins) * 8).all())
+def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
+    """Whether the entries, in this order, have known types and the right sizes and fill the buffer without a gap."""
+    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # few differ
+    position = 0
+    for entry in entries.values():
+        dtype_and_shape = entry.dtype, entry.shape
+        size = sizes.get(dtype_and_shape)
+        if size is None:
+            size = sizes[dtype_and_shape] = _nbytes(entry)
+        begin, end = entry.data_offsets
+        if begin != position or end - begin != size:
+            return False
+        position = end
+    return position == buffer_length
+
+
+def _nbytes(entry: Entry) -> int | None:
+    """Return the bytes of a tensor; None if its type is unknown or its shape breaks a rule."""
+    try:
+        bits = element_count(entry.shape, "safetensors.shape", "") * _BITS[entry.dtype]
+    except (FormatError, KeyError):
+        return None
+    return None if bits % 8 else bits // 8
 
 
 def _strict(data: bytes, buffer_length: int, where: str) -> Header:

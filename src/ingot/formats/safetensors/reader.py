@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ingot.core import manifest_digest
-from ingot.core.columns import numbers
 from ingot.core.dtypes import BY_SAFETENSORS
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
-from ingot.formats.dense_columns import DenseColumns, DenseTensors
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.headers import ReadHeader, header_of, headers_of
-from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Entries, Header, parse
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.lazy import Lazy
@@ -35,8 +33,6 @@ class File(NamedTuple):
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
     """Return the tensors of one or several files, in order."""
-    if len(files) == 1 and isinstance(files[0].header.entries, Entries):
-        return _in_columns(files[0], files[0].header.entries)
     if len(files) == 1:
         names: Mapping[str, Any] = files[0].header.entries
         homes: Mapping[str, File] = {}
@@ -58,30 +54,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    def kind(name: str) -> Hashable:
-        entry = (homes[name] if homes else files[0]).header.entries[name]
-        return entry.dtype, entry.shape
-
-    return Lazy(names, make, kind)
-
-
-def _in_columns(file: File, entries: Entries) -> Lazy[Tensor]:
-    """Return the tensors of a file whose header was decoded into columns: all of them are plain."""
-    offsets = numbers(entries.offsets.first)
-    types = [BY_SAFETENSORS[text] for text in entries.dtypes.texts]
-    columns = DenseColumns(
-        b"",
-        entries.rows,
-        b"\1" * len(entries),
-        entries.shapes,
-        None,
-        entries.dtypes,
-        types,
-        (offsets + file.start).data,
-        (numbers(entries.offsets.second) - offsets).data,
-    )
-    made = DenseTensors(columns, file.source, verify=True, label=lambda name: f"{file.name}: {name}: {DATA}")
-    return made.lazy(entries)
+    return Lazy(names, make)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:

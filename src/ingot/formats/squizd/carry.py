@@ -29,7 +29,7 @@ from ingot.model.layouts.lossless import TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, BlocksLayout, MaskLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout
-from ingot.model.spec import ManySpecs, PartSpec, TensorSpec, kinds_of
+from ingot.model.spec import PartSpec, TensorSpec
 
 SCALE_ROLES = (SCALES, ZEROS)
 
@@ -53,15 +53,6 @@ def refusal(spec: TensorSpec) -> str | None:
     """Return why ``.squizd`` cannot carry the tensor; None if it can."""
     try:
         form_of(spec)
-    except UnsupportedError as error:
-        return error.message
-    return None
-
-
-def name_refusal(name: str) -> str | None:
-    """Return why ``.squizd`` cannot carry a tensor of this name that is like one which it carries."""
-    try:
-        _check_name(name)
     except UnsupportedError as error:
         return error.message
     return None
@@ -126,28 +117,9 @@ def form_of(spec: TensorSpec) -> Form:
     return _with_scales(spec, layout, block, mask)
 
 
-class Forms:
-    """Forms of tensors, one after the other: those that differ in their names alone have one."""
-
-    def __init__(self) -> None:
-        self._last: TensorSpec | None = None
-        self._form: Form | None = None
-
-    def of(self, spec: TensorSpec) -> Form:
-        """Return a tensor's form; errors as of ``form_of``."""
-        if self._form is None or self._last is None or not spec.name.isascii() or not spec.is_like(self._last):
-            self._form, self._last = form_of(spec), spec
-        return self._form
-
-
 def forms_of(specs: Sequence[TensorSpec]) -> list[Form]:
     """Return the form of each tensor; errors as of ``form_of``."""
-    (firsts, numbers), forms = kinds_of(specs), Forms()
-    found = {number: forms.of(spec) for number, spec in firsts.items()}
-    for at, name in enumerate(specs.names if isinstance(specs, ManySpecs) else ()):
-        if not name.isascii():  # it may have no form in UTF-8
-            form_of(specs[at])
-    return [found[number] for number in numbers]
+    return [form_of(spec) for spec in specs]
 
 
 def _block(spec: TensorSpec, layout: Layout, shape: tuple[int, ...]) -> Block:

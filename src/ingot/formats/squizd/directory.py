@@ -200,11 +200,6 @@ class Written:
         else:
             self._data += _spelled_out(name, entry)
 
-    def add_encoded(self, entry: bytes) -> None:
-        """Add an entry as it will be written, its name included."""
-        self.count += 1
-        self._data += entry
-
     def mask(self, name: str, mask: tuple[int, int]) -> None:
         """Say where a late entry's mask is, and its bytes."""
         at, entry = self._late[name]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.squizd.carry import compacted, name_refusal, refusal, undescribed
+from ingot.formats.squizd.carry import compacted, refusal, undescribed
 from ingot.formats.squizd.layout import MAGIC
 from ingot.formats.squizd.place import order
 from ingot.formats.squizd.reader import read_catalog
@@ -30,7 +30,6 @@ class SquizdFormat(SingleFile):
         group_sizes=(),
         full_size=True,
     )
-    per_tensor = 640  # of the directory, of layers, and of the report, with room to grow
 
     def __init__(self, *, compact: bool = False) -> None:
         self.traits = replace(type(self).traits, full_size=not compact)
@@ -45,10 +44,6 @@ class SquizdFormat(SingleFile):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         return refusal(spec) or undescribed(spec) or (compacted(spec) if self.traits.full_size else None)
-
-    def refuses_name(self, name: str) -> str | None:
-        """What has no form in UTF-8."""
-        return name_refusal(name)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By layer; see ``place.order``."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import gt
 
+from ingot.core.chunk_digests import StatedChunks
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MOST, TCA, gap_to
 from ingot.formats.squizd.carry import Form, forms_of
+from ingot.formats.squizd.directory import Entry
 from ingot.formats.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
 from ingot.model.features import Flags
+from ingot.model.layouts.ids import file_id
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import ManySpecs, TensorSpec, kinds_of, names_of
+from ingot.model.spec import TensorSpec
 
 # Blocks that may stand in one file beside NPCL (section 5: one primary encoding; INT2's hybrid may hold INT4).
 _PRIMARY = ({ASTC}, {TCA}, {INT4}, {INT2, INT4})
@@ -51,7 +53,7 @@ def order(specs: Sequence[TensorSpec]) -> list[int]:
         ``squizd.mixed-encodings``, ``squizd.mixed-blocks``.
     """
     _check_together(specs)
-    ranked, _ = _ranked(names_of(specs))
+    ranked, _ = _ranked([spec.name for spec in specs])
     return sorted(range(len(ranked)), key=ranked.__getitem__)
 
 
@@ -61,7 +63,7 @@ def in_order(specs: Sequence[TensorSpec], name: str) -> tuple[list[int], int]:
     Raises ``UsageError`` ``writer.order`` where they do not.
     """
     _check_together(specs)
-    ranked, count = _ranked(names_of(specs))
+    ranked, count = _ranked([spec.name for spec in specs])
     if any(map(gt, ranked, ranked[1:])):
         raise UsageError("expected the tensors in the format's order", rule="writer.order", where=name)
     return [place // 3 for place in ranked], count
@@ -75,8 +77,7 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
             f"a .squizd file has one primary encoding (INT2 may hold INT4), found {kinds}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
-    firsts, _ = kinds_of(specs)
-    blocks = {BlocksLayout.of(spec).block for spec in firsts.values() if spec.codec == BlocksLayout.codec}
+    blocks = {BlocksLayout.of(spec).block for spec in specs if spec.codec == BlocksLayout.codec}
     if len(blocks) > 1:
         raise UnsupportedError(
             f"a .squizd file has one size of pruned blocks, found {sorted(map(str, blocks))}",
@@ -89,7 +90,7 @@ def flags_of(specs: Sequence[TensorSpec]) -> Flags:
     flags = Flags(0)
     for magic in {form.block.magic for form in forms_of(specs)}:
         flags |= FLAG_OF.get(magic, Flags(0))
-    if any(spec.codec == BlocksLayout.codec for spec in kinds_of(specs)[0].values()):
+    if any(spec.codec == BlocksLayout.codec for spec in specs):
         flags |= Flags.SPARSE
     return flags & ~Flags.INT4 if flags & Flags.INT2 else flags
 
@@ -137,75 +138,33 @@ class Tables:
         return start + before + TABLE_HEADER + placed.second * SCALE_ENTRY
 
 
-class PlacedTensors:
-    """Tensors in file order, each made when it is asked for: there may be very many that are alike."""
-
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self.specs = specs
-        self._forms: list[Form] = []
-        self._form, self.layers = array("I"), array("I")
-        self._scaled: dict[int, tuple[int, int, int, int]] = {}
-
-    def add(self, form: Form, layer: int, scaled: tuple[int, int, int, int] | None) -> None:
-        """Place the next tensor; ``scaled`` are id and entries of one that has scales."""
-        if scaled is not None:
-            self._scaled[len(self)] = scaled
-        if not self._forms or self._forms[-1] is not form:
-            self._forms.append(form)
-        self._form.append(len(self._forms) - 1)
-        self.layers.append(layer)
-
-    def __len__(self) -> int:
-        return len(self._form)
-
-    def __getitem__(self, at: int) -> Placed:
-        form, layer = self._forms[self._form[at]], self.layers[at]
-        return Placed(self.specs[at], form, layer, *self._scaled.get(at, ()))
-
-    def __iter__(self) -> Iterator[Placed]:
-        return map(self.__getitem__, range(len(self)))
-
-    def form(self, at: int) -> Form:
-        """Return how one lies in the file."""
-        return self._forms[self._form[at]]
-
-    def like(self, at: int) -> TensorSpec:
-        """Return the spec of one, or of another that differs in its name alone."""
-        specs = self.specs
-        return specs.of_kind(specs.numbers[at]) if isinstance(specs, ManySpecs) else specs[at]
-
-    def forms(self) -> Iterator[Form]:
-        """Yield how each tensor lies in the file."""
-        return map(self._forms.__getitem__, self._form)
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Tensors in file order with their layers and scale entries; where blocks begin follows from a ``Cursor``."""
 
-    tensors: PlacedTensors
+    tensors: Sequence[Placed]
     layer_count: int
     tables: Tables = field(default_factory=Tables)
 
 
 def place(specs: Sequence[TensorSpec], layers: Sequence[int], layer_count: int) -> Placement:
     """Give every tensor its layer, id and scale entries; ``UnsupportedError`` ``squizd.id-collision``."""
-    placed = PlacedTensors(specs)
+    placed: list[Placed] = []
     first, second = 0, [0]
     ids: dict[int, str] = {}
-    for name, form, layer in zip(names_of(specs), forms_of(specs), layers, strict=True):
+    for spec, form, layer in zip(specs, forms_of(specs), layers, strict=True):
         more = form.second or 0
         if second[-1] + more > MOST:
             second.append(0)
-        scaled = None
         if form.first:
-            id = tensor_id(layer, name)
-            if ids.setdefault(id, name) != name:
+            id = tensor_id(layer, spec.name)
+            if ids.setdefault(id, spec.name) != spec.name:
                 raise UnsupportedError(
-                    f"{name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
+                    f"{spec.name!r} and {ids[id]!r} have one tensor id; rename one", rule="squizd.id-collision"
                 )
-            scaled = id, first, len(second) - 1, second[-1]
-        placed.add(form, layer, scaled)
+            placed.append(Placed(spec, form, layer, id, first, len(second) - 1, second[-1]))
+        else:
+            placed.append(Placed(spec, form, layer))
         first += form.first
         second[-1] += more
     return Placement(placed, layer_count, Tables(first, tuple(count for count in second if count)))
@@ -268,11 +227,12 @@ def lay_out(placement: Placement, start: int) -> tuple[list[int], Cursor]:
 
     Lengths that only the bytes tell count as the most that they can be.
     """
-    cursor, offsets, tensors = Cursor(start, placement.layer_count), [], placement.tensors
-    for at, (form, layer) in enumerate(zip(tensors.forms(), tensors.layers, strict=True)):
-        offsets.append(cursor.block(layer, form.block.lead)[1])
+    cursor, offsets = Cursor(start, placement.layer_count), []
+    for placed in placement.tensors:
+        form = placed.form
+        offsets.append(cursor.block(placed.layer, form.block.lead)[1])
         length = form.block.length
-        cursor.tail += most_bytes(tensors[at]) if length is None else length
+        cursor.tail += most_bytes(placed) if length is None else length
         if form.mask_bytes is not None:
             cursor.mask(form.mask_bytes)
     cursor.finish()
@@ -285,3 +245,29 @@ def most_bytes(placed: Placed) -> int:
     known = max(piece.start or 0 for piece in block.pieces)
     unknown = [placed.spec.part(piece.role).at_most for piece in block.pieces if piece.length is None]
     return known + sum(size + 63 for size in unknown)
+
+
+def entry_of(
+    placed: Placed,
+    offset: int,
+    tables: Tables,
+    tables_start: int,
+    digests: dict[str, str],
+    chunks: dict[str, StatedChunks],
+) -> Entry:
+    """Return the directory's entry for a tensor, without its mask: the mask is added later."""
+    spec, form = placed.spec, placed.form
+    return Entry(
+        shape=spec.shape,
+        dtype=spec.dtype,
+        codec=file_id(spec.codec),
+        layer=placed.layer,
+        offset=offset,
+        params=dict(spec.params),
+        scales=form.scale_dtype,
+        zeros=any(part.role == "zeros" for part in spec.parts),
+        first=(tables.first_at(tables_start, placed), form.first) if form.first else None,
+        second=None if form.second is None else (tables.second_at(tables_start, placed), form.second),
+        digests=digests,
+        chunks=chunks,
+    )

@@ -6,25 +6,19 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.core import checksums
 from ingot.core.chunk_digests import PartDigests, as_stated
-from ingot.formats.entry_template import EntryTemplate
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.squizd.blocks import settled
-from ingot.formats.squizd.carry import SCALE_ROLES, Form
+from ingot.formats.squizd.carry import SCALE_ROLES
 from ingot.formats.squizd.directory import Written
 from ingot.formats.squizd.entry_writer import EntryWriter
 from ingot.formats.squizd.layout import SCALE_ENTRY
-from ingot.formats.squizd.place import Cursor, Placed, Placement
+from ingot.formats.squizd.place import Cursor, Placed, Placement, entry_of
 from ingot.formats.squizd.scales import table_header
-from ingot.formats.squizd.templates import entry_of, template
 from ingot.model.bytesource import Buffer, Sink
-from ingot.model.spec import TensorSpec
 
 Blob = tuple[int, int, str]
-_CRC = "crc32c"
-_MOST = 256  # templates that are kept
 
 
 class _Role:
@@ -146,10 +140,9 @@ class Section:
 
     def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
         self._sink, self._placement, self._tables, self._digest = sink, placement, tables, digest
-        self.order = Order(placement.tensors.specs)
+        self.order = Order([placed.spec for placed in placement.tensors])
         self.cursor = Cursor(start, placement.layer_count)
         self.entries = Written()
-        self._templates: dict[int, EntryTemplate] = {}
         self.mask_of: dict[str, int] = {}  # bit i: block i is kept
         self._masks: list[list[bytes]] = [[] for _ in range(placement.layer_count)]
         self._mask_places: dict[str, tuple[int, int, int]] = {}
@@ -180,34 +173,6 @@ class Section:
         self._accept(placed, offset, record)
         self.abandon()
         return record
-
-    def add(self, spec: TensorSpec, form: Form, layer: int, data: memoryview) -> dict[str, Any]:
-        """Write all of a tensor that ``is_plain``, which ``order`` has counted; return what ``restore`` needs."""
-        block, digest = form.block, self._digest
-        gap, offset = self.cursor.block(layer, block.lead)
-        self._flush_masks()
-        self._sink.write_at(gap, b"".join((bytes(offset - gap), block.header, data)))
-        crc, begin = checksums.digest(_CRC, data), offset + block.lead
-        self.cursor.tail = end = begin + data.nbytes
-        text = crc if digest == _CRC else digest and checksums.digest(digest, data)
-        self.entries.add_encoded(self._template(spec, form).entry(spec.name, (layer, offset), text))
-        return {
-            "name": spec.name,
-            "blobs": [(begin, data.nbytes, crc)],
-            "end": end,
-            "digests": {} if text is None else {block.pieces[0].role: text},
-            "chunks": {},
-            "mask": "",
-        }
-
-    def _template(self, spec: TensorSpec, form: Form) -> EntryTemplate:
-        """Return the entry of a tensor that ``is_plain``; those of a form differ in their names alone."""
-        found = self._templates.get(id(form))  # nobody else's: the placement keeps it
-        if found is None:
-            if len(self._templates) >= _MOST:
-                self._templates.clear()
-            found = self._templates[id(form)] = template(spec, form, self._digest)
-        return found
 
     def restore(self, placed: Placed, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it."""
@@ -272,12 +237,3 @@ class Section:
         entry = EntryWriter(self._sink, offset, placed.id, "f32", placed.spec.name)
         entry.write(SCALE_ROLES[0], memoryview(struct.pack("<f", 1.0)))
         return [entry.blob()]
-
-
-def is_plain(form: Form, nbytes: int) -> bool:
-    """Whether a tensor of so many bytes, some, is one part behind its block's header, without scales and mask."""
-    block = form.block
-    if len(block.pieces) != 1 or form.first or form.mask_bytes is not None:
-        return False
-    piece = block.pieces[0]
-    return 0 < nbytes == piece.length and piece.start == block.lead

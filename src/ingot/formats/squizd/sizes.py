@@ -7,18 +7,14 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.squizd.appendix import draft_placement
 from ingot.formats.squizd.directory import VERSION, Directory, Entry, Written, build, encoded, size_of, with_mask
 from ingot.formats.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align, split_metadata
-from ingot.formats.squizd.place import Placed, Placement, Tables, lay_out, layers_of, place
-from ingot.formats.squizd.templates import entry_of
+from ingot.formats.squizd.place import Placed, Placement, Tables, entry_of, lay_out, layers_of, place
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
-from ingot.model.spec import names_of
-
-_SHORTEST = 24  # lesser numbers lie in one byte of CBOR
 
 
 def file_size(artifact: Artifact, options: WriteOptions) -> int:
     """Return the bytes of the file; unknown lengths count as the most that they can be."""
-    layers, count = layers_of(names_of(artifact.tensors))
+    layers, count = layers_of([spec.name for spec in artifact.tensors])
     placement = place(artifact.tensors, layers, count)
     digest, attached = options.digest, artifact.attachments
     said, end = entries_size(placement, HEADER + INDEX_ENTRY * count, digest)
@@ -45,32 +41,17 @@ def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
 def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[int, int]:
     """Return the bytes that a directory says of tensors, and where the scale tables end."""
     offsets, cursor = lay_out(placement, start)
-    tensors, said = placement.tensors, 0
-    behind: dict[int, int] = {}
-    known: dict[tuple[int, int, int], int] = {}
-    for at, (name, form) in enumerate(zip(names_of(tensors.specs), tensors.forms(), strict=True)):
-        said += len(cbor.dumps(name))
-        offset, layer = offsets[at], tensors.layers[at]
-        key = id(form), _digits(layer), _digits(offset)
-        if key in known:
-            said += known[key]
-            continue
-        placed = tensors[at]
+    total = 0
+    mask_bytes: dict[int, int] = {}
+    for placed, offset in zip(placement.tensors, offsets, strict=True):
+        layer, form = placed.layer, placed.form
         entry = _stand_in(placed, offset, placement.tables, cursor.tail, digest)
         if form.mask_bytes is not None:
-            begun = behind.get(layer, 0)
-            entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + begun, form.mask_bytes))
-            behind[layer] = begun + form.mask_bytes
-        size = len(encoded(entry))
-        if not form.first and form.mask_bytes is None:  # no other offsets than that of the block
-            known[key] = size
-        said += size
-    return said, cursor.tail + placement.tables.size
-
-
-def _digits(number: int) -> int:
-    """Return what numbers share that take equally many bytes."""
-    return 0 if number < _SHORTEST else number.bit_length()
+            before = mask_bytes.get(layer, 0)
+            entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + before, form.mask_bytes))
+            mask_bytes[layer] = before + form.mask_bytes
+        total += len(cbor.dumps(placed.spec.name)) + len(encoded(entry))
+    return total, cursor.tail + placement.tables.size
 
 
 def _stand_in(placed: Placed, offset: int, tables: Tables, tables_start: int, digest: str | None) -> Entry:

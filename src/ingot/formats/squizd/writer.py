@@ -10,7 +10,6 @@ from ingot.core.blocks import block_count
 from ingot.core.checksums import fnv1a64
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
-from ingot.formats.many import add_in_pieces, small
 from ingot.formats.squizd.appendix import write_coreml, write_draft
 from ingot.formats.squizd.carry import form_of
 from ingot.formats.squizd.directory import VERSION, Directory, build
@@ -26,12 +25,12 @@ from ingot.formats.squizd.layout import (
     split_metadata,
 )
 from ingot.formats.squizd.place import Placed, flags_of, in_order, lay_out, place
-from ingot.formats.squizd.section import Section, TensorWriter, is_plain
+from ingot.formats.squizd.section import Section, TensorWriter
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import TensorSpec, kinds_of
+from ingot.model.spec import TensorSpec
 
 
 class SquizdWriter(FormatWriter):
@@ -61,7 +60,7 @@ class SquizdWriter(FormatWriter):
         """Start the next tensor of the specs."""
         self._order.expect(spec.name)
         placed = self._placement.tensors[self._order.done]
-        if not spec.is_like(placed.spec):  # it may know more than the one announced
+        if spec is not placed.spec:  # it may know more than the one announced
             placed = replace(placed, spec=spec, form=form_of(spec))
         self._open = (placed, self._section.begin(placed))
 
@@ -78,19 +77,6 @@ class SquizdWriter(FormatWriter):
         placed, writer = self._open
         record = self._section.end(placed, writer)
         self._open = None
-        return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
-
-    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
-        """Write a whole tensor whose stored bytes are at hand."""
-        whole = small(spec, parts)
-        if whole is None or self._open is not None or self._order.done >= len(self._specs):
-            return add_in_pieces(self, spec, parts)
-        tensors, at = self._placement.tensors, self._order.done
-        form = tensors.form(at)
-        if not spec.is_like(tensors.like(at)) or not is_plain(form, whole.nbytes):
-            return add_in_pieces(self, spec, parts)
-        self._order.whole(spec.name)
-        record = self._section.add(spec, form, tensors.layers[at], whole)
         return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -157,7 +143,7 @@ class SquizdWriter(FormatWriter):
 
     def _sparsity(self) -> Sparsity:
         """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""
-        if all(spec.codec != BlocksLayout.codec for spec in kinds_of(self._specs)[0].values()):
+        if all(spec.codec != BlocksLayout.codec for spec in self._specs):
             return Sparsity()
         pruned = {
             placed.spec.name: (placed.layer, BlocksLayout.of(placed.spec))

@@ -23,19 +23,13 @@ def refusal(spec: TensorSpec) -> str | None:
         return f"a .wdelta holds differences of the codecs {', '.join(BY_CODEC)}, this tensor is {spec.codec}"
     if spec.dtype != "f32":
         return f"a .wdelta holds differences in f32, found {spec.dtype}"
-    wrong = name_refusal(spec.name)
-    if wrong is not None:
-        return wrong
+    if not _is_text(spec.name):
+        return f"a .wdelta cannot name a tensor {spec.name!r}"
     try:
         layout_of(spec)
     except CodecError as error:
         return error.message
     return _refuses_parts(spec, strategy) or _refuses_sizes(spec)
-
-
-def name_refusal(name: str) -> str | None:
-    """Why a ``.wdelta`` cannot hold a tensor of this name; None if it can."""
-    return None if _is_text(name) else f"a .wdelta cannot name a tensor {name!r}"
 
 
 def change_refusal(info: DeltaInfo, stored: Sequence[str]) -> str | None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.single import SingleFile
-from ingot.formats.wdelta.carry import name_refusal, refusal
+from ingot.formats.wdelta.carry import refusal
 from ingot.formats.wdelta.layout import MAGIC
 from ingot.formats.wdelta.reader import read_catalog
 from ingot.formats.wdelta.writer import WdeltaWriter, file_size
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
-from ingot.model.spec import TensorSpec, names_of
+from ingot.model.spec import TensorSpec
 
 # deltatensors' callback for transformers leaves ``model.wdelta`` beside a whole checkpoint, which is the folder's.
 _WEIGHTS = (".safetensors", ".zt", ".squizd", ".safetensors.index.json")
@@ -24,7 +24,6 @@ class WdeltaFormat(SingleFile):
     name = "wdelta"
     suffixes: tuple[str, ...] = (".wdelta",)
     summary = "differences to a base: sparse, 1 bit, 4 bit (deltatensors)"
-    per_tensor = 1536  # of errors that were measured and of the report, with room to grow
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
@@ -38,13 +37,9 @@ class WdeltaFormat(SingleFile):
         """Everything but differences of the three codecs, uncompressed."""
         return refusal(spec)
 
-    def refuses_name(self, name: str) -> str | None:
-        """What has no form in UTF-8."""
-        return name_refusal(name)
-
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By name: the peer reads the parent of a chain in that order, and version 2 hashes the base in it."""
-        return sorted(range(len(specs)), key=names_of(specs).__getitem__)
+        return sorted(range(len(specs)), key=lambda index: specs[index].name)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         """The digest at the end covers everything and is checked by whoever reads everything."""

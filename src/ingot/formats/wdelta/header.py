@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import msgspec
 
 from ingot.core.checked import element_count
-from ingot.core.columns import Rows
 from ingot.core.dtypes import DTYPES, dtype
 from ingot.core.strictjson import strict_json
 from ingot.core.structs import warm
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.wdelta.entries import Entry, EntryColumns, change_of, cols, entry_columns
+from ingot.formats.wdelta.entries import Entry, cols
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
 from ingot.model.layouts.delta import Int4DeltaLayout, SparseDeltaLayout
 from ingot.model.layouts.table import layout_of
-from ingot.model.spec import TensorSpec, kinds_of, names_of
+from ingot.model.spec import TensorSpec
 
 HASH = "wdelta"
 """The name of the parent hash among the hashes of a delta's base."""
@@ -49,24 +47,13 @@ class Extension(msgspec.Struct, omit_defaults=True):
 
 
 @warm
-class _Said(msgspec.Struct):
-    """A header as its types have it."""
+class Header(msgspec.Struct):
+    """A header; ``parse`` checks it."""
 
     parent_hash: str
     strategy: str
     tensors: dict[str, Entry]
     ingot: Extension | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A header, checked. ``columns`` are those that ``tensors`` are made of, where it was decoded into such."""
-
-    parent_hash: str
-    strategy: str
-    tensors: Mapping[str, Entry]
-    ingot: Extension | None = None
-    columns: EntryColumns | None = None
 
     def metadata(self) -> dict[str, Any]:
         """Return the checkpoint's metadata, with the delta's description."""
@@ -79,21 +66,11 @@ class Header:
         )
         if extra.result is not None:
             info = msgspec.structs.replace(info, result=extra.result)
-        changes = self._changes()
+        changes = {name: msgspec.to_builtins(entry.change) for name, entry in self.tensors.items()}
         return {**extra.metadata, KEY: {**info.to_metadata(), **({"tensors": changes} if changes else {})}}
 
-    def _changes(self) -> dict[str, Any]:
-        """Return what becomes of every tensor, as ``DeltaInfo.to_metadata`` has it."""
-        if self.columns is None:
-            return {name: msgspec.to_builtins(entry.change) for name, entry in self.tensors.items()}
-        spelled = self.columns.base_dtype  # -1 where none is named, the last of what is known
-        known = [msgspec.to_builtins(change_of(text)) for text in (*spelled.texts, None)]
-        if len(set(spelled.first)) == 1:
-            return dict.fromkeys(self.columns.rows, known[spelled.first[0]])
-        return dict(zip(self.columns.rows, map(known.__getitem__, spelled.first), strict=True))
 
-
-_DECODER = msgspec.json.Decoder(_Said)
+_DECODER = msgspec.json.Decoder(Header)
 
 
 def is_hash(text: str) -> bool:
@@ -105,22 +82,7 @@ def parse(data: bytes | bytearray, version: int, where: str) -> Header:
     """Check a header: types first, in memory bounded by its length, then keys and values.
 
     Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
-
-    What writers make is decoded into columns; anything else is looked at closely, which says what is wrong.
     """
-    columns = entry_columns(data, version)
-    if columns is not None:
-        try:
-            said = _parsed(columns.rest, version, where)
-        except IngotError:
-            columns = None  # said below, of the whole
-    if columns is None:
-        said = _parsed(data, version, where)
-        return Header(said.parent_hash, said.strategy, said.tensors, said.ingot)
-    return Header(said.parent_hash, said.strategy, Rows(columns.rows, columns.entry), said.ingot, columns)
-
-
-def _parsed(data: bytes | bytearray, version: int, where: str) -> _Said:
     try:
         header = _DECODER.decode(data)
     except UnicodeDecodeError as error:
@@ -211,7 +173,7 @@ def _require_base_dtype(spelling: str, where: str) -> None:
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
     """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
-    return VERSIONS[any(_int4_layout(spec) == 2 for spec in kinds_of(specs)[0].values())]
+    return VERSIONS[any(_int4_layout(spec) == 2 for spec in specs)]
 
 
 def _int4_layout(spec: TensorSpec) -> int | None:
@@ -257,14 +219,10 @@ def _json(value: Any) -> bytes:
 
 
 def _entries(specs: Sequence[TensorSpec], info: DeltaInfo, version: int) -> Iterator[bytes]:
-    """Yield what the header says of each tensor, with a comma behind it; of those of a kind it is made once."""
-    firsts, numbers = kinds_of(specs)
-    known: dict[tuple[int, Change | None], bytes] = {}
-    for name, number in zip(names_of(specs), numbers, strict=True):
-        kind = number, info.tensors.get(name)
-        if kind not in known:
-            known[kind] = b":" + _json(_entry(firsts[number], kind[1], version)) + b","
-        yield encode_basestring_ascii(name).encode() + known[kind]
+    """Yield the header's entry for each tensor, followed by a comma."""
+    for spec in specs:
+        entry = _json(_entry(spec, info.tensors.get(spec.name), version))
+        yield encode_basestring_ascii(spec.name).encode() + b":" + entry + b","
 
 
 def _or_none(identity: Identity) -> Identity | None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from ingot.core.dtypes import dtype
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.headers import header_of, headers_of
-from ingot.formats.wdelta.bulk import SPARSE_FIELDS, sparse_bulk
 from ingot.formats.wdelta.digest import check_digest
-from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header, parse
 from ingot.formats.wdelta.layout import (
     DIGEST,
@@ -27,11 +23,9 @@ from ingot.formats.wdelta.layout import (
     Span,
     unpack_prefix,
 )
-from ingot.formats.wdelta.records import Located
 from ingot.formats.wdelta.stored_types import ConvertedSource, dtype_of
 from ingot.formats.wdelta.walk import Spans, walk
 from ingot.model.bytesource import ByteSource
-from ingot.model.late_parts import LateParts
 from ingot.model.lazy import Lazy
 from ingot.model.part import Part
 from ingot.model.ranges import HeaderSource, read_bytes, read_joined
@@ -90,31 +84,11 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
 
     def make(name: str) -> Tensor:
         entry = header.tensors[name]
-        return Tensor(name, entry.shape, "f32", entry.codec, parts_of(name), entry.params())
+        rounded = None if entry.dtype == "float32" else entry.dtype
+        parts = _parts(source, spans[name], f"{file}: {name}", rounded)
+        return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
 
-    def parts_of(name: str, row: int = 0) -> dict[str, Part]:
-        dtype = "float32" if header.columns is not None else header.tensors[name].dtype
-        return _parts(source, spans[name], f"{file}: {name}", None if dtype == "float32" else dtype)
-
-    columns = header.columns
-    if columns is None or not isinstance(spans, Located):
-        return Lazy(spans, make)
-    kind = _Kinds(columns.rows, header.tensors, spans)
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few differ, as do parameters
-    params: dict[bytes, Mapping[str, Any]] = {}
-
-    def brief(name: str) -> Tensor:
-        row = columns.rows[name]
-        if columns.strategy.text(row) != _SPARSE.name:
-            return make(name)
-        shape, at = columns.shape.sizes(row), columns.decimals[0].span(row)
-        stated = b"" if at is None else bytes(columns.data[at])
-        if stated not in params:
-            params[stated] = columns.entry(row).params()
-        parts = LateParts(SPARSE_FIELDS, parts_of, name, row)
-        return Tensor(name, shapes.setdefault(shape, shape), "f32", _SPARSE.codec, parts, params[stated])
-
-    return Lazy(spans, make, kind, lambda: sparse_bulk(source, columns, spans.places(SPARSE_FIELDS)), brief)
+    return Lazy(spans, make)
 
 
 def _parts(source: ByteSource, spans: Mapping[str, Span], where: str, rounded: str | None) -> dict[str, Part]:
@@ -140,32 +114,7 @@ def _part(source: ByteSource, span: Span, where: str, rounded: str | None) -> Pa
     return Part(target, converted.size, converted, where=where, occupies=span.length)
 
 
-class _Kinds:
-    """A number for each tensor that those share which differ in name and place alone; found out when first asked."""
-
-    def __init__(self, rows: Mapping[str, int], entries: Mapping[str, Entry], spans: Spans) -> None:
-        self._rows, self._entries, self._spans = rows, entries, spans
-        self._numbers: array[int] | None = None
-
-    def __call__(self, name: str) -> int:
-        if self._numbers is None:
-            self._numbers = self._found()
-        return self._numbers[self._rows[name]]
-
-    def _found(self) -> array[int]:
-        known: dict[Hashable, int] = {}
-        found = array("i", bytes(4 * len(self._rows)))
-        for name, row in self._rows.items():
-            entry, spans = self._entries[name], self._spans[name]
-            sizes = tuple((spans[field].dtype, spans[field].length) for field in STRATEGIES[entry.strategy].fields)
-            kind = entry.strategy, entry.shape, sizes, tuple(entry.params().items())
-            found[row] = known.setdefault(kind, len(known))
-        return found
-
-
 def _notes(header: Header) -> list[tuple[str, str]]:
-    if header.columns is not None and header.columns.strategy.texts == [header.strategy]:
-        return []
     other = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
     if not other:
         return []

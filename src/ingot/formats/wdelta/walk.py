@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
 from ingot.formats.foreign import CUT_OFF
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header
-from ingot.formats.wdelta.layout import ITEM, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
-from ingot.formats.wdelta.records import FIXED, longest_of, read_columns
+from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
 from ingot.formats.wdelta.stored_types import LONGEST, dtype_of, part_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.ranges import HeaderSource, read_bytes
@@ -20,6 +19,10 @@ from ingot.model.ranges import HeaderSource, read_bytes
 # heads are would take longer.
 _READ_OVER = 64
 
+
+_NUMBERS = {code: struct.Struct(f"<{code}") for code in "IQ"}
+# Bytes of a head without the tensor's name: three lengths, field, element type, rank, one size, the data's length.
+_FIXED = 4 + 4 + LONGEST_FIELD + 4 + LONGEST_DTYPE + 4 + 8 + 8
 
 Spans = Mapping[str, Mapping[str, Span]]
 """All arrays by tensor and field; tensors in the order of their first records."""
@@ -34,8 +37,8 @@ class _Head:
 
     def number(self, code: str) -> int:
         """Return the next little-endian number."""
-        size = struct.calcsize(code)
-        value: int = struct.unpack(f"<{code}", self._bytes(size))[0]
+        form = _NUMBERS[code]
+        value: int = form.unpack(self._bytes(form.size))[0]
         return value
 
     def text(self, longest: int, rule: str, what: str) -> str:
@@ -65,8 +68,6 @@ class _Head:
 def walk(source: HeaderSource, start: int, end: int, header: Header, where: str) -> Spans:
     """Locate every array of the payload between ``start`` and ``end``.
 
-    What writers make is decoded into columns; anything else is looked at head by head, which says what is wrong.
-
     Raises
     ------
     FormatError
@@ -75,22 +76,14 @@ def walk(source: HeaderSource, start: int, end: int, header: Header, where: str)
         ``wdelta.utf8``.
     """
     entries = header.tensors
-    if end - start > source.gap * max(_READ_OVER, 2 * len(entries)):  # a tensor has two arrays or more
-        longest = longest_of(entries)
-        source.expect((start_of_head, longest + FIXED) for start_of_head in _guessed_heads(start, end, entries))
-    found = None if header.columns is None else read_columns(source, start, end, header.columns)
-    return found or _walk(source, start, end, entries, where)
-
-
-def _walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entry], where: str) -> Spans:
-    longest = longest_of(entries)
+    longest = _longest_name(entries)
     names = {name: _records_of(entry) for name, entry in entries.items()}
     field_bytes = max([LONGEST_FIELD, *(len(text.encode()) for own in names.values() for text in own)])
     spans: dict[str, dict[str, Span]] = {}
     position = start
-    if end - start > _READ_OVER * source.gap:
-        longest = longest_of(entries)
-        source.expect((start_of_head, longest + FIXED) for start_of_head in _guessed_heads(start, end, entries))
+    if end - start > source.gap * max(_READ_OVER, 2 * len(entries)):  # a tensor has two arrays or more
+        most = longest + field_bytes + LONGEST + _FIXED
+        source.expect((head_at, min(most, end - head_at)) for head_at in _guessed_heads(start, end, entries))
     while position < end:
         head, size = _read_head(source, position, end, longest, field_bytes, f"{where} at byte {position}")
         position += size
@@ -115,6 +108,10 @@ def _walk(source: HeaderSource, start: int, end: int, entries: Mapping[str, Entr
     for name, entry in entries.items():
         _check_complete(spans.get(name, {}), entry, f"{where}: {name[:200]}")
     return spans
+
+
+def _longest_name(names: Iterable[str]) -> int:
+    return max((len(name.encode("utf-8", "surrogatepass")) for name in names), default=0)
 
 
 def _records_of(entry: Entry) -> dict[str, str]:
@@ -152,7 +149,7 @@ def _usual_count(entry: Entry) -> int:
 def _read_head(
     source: ByteSource, position: int, end: int, longest: int, field_bytes: int, where: str
 ) -> tuple[Head, int]:
-    most = longest + field_bytes + LONGEST + FIXED
+    most = longest + field_bytes + LONGEST + _FIXED
     taken = _Head(read_bytes(source, position, min(most, end - position)), where)
     tensor = taken.text(longest, "wdelta.record-foreign", "a tensor's name")
     name = taken.text(field_bytes, "wdelta.record-foreign", "a field's name")

@@ -13,15 +13,14 @@ from typing import Any
 from ingot.core import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
-from ingot.formats.many import SMALL, add_in_pieces
 from ingot.formats.order import Order
-from ingot.formats.wdelta.carry import change_refusal, name_refusal, refusal
+from ingot.formats.wdelta.carry import change_refusal, refusal
 from ingot.formats.wdelta.digest import TrailingDigest
 from ingot.formats.wdelta.header import HASH, describe, version_of
 from ingot.formats.wdelta.layout import BY_CODEC, DIGEST, ITEM, MAX_HEADER, PREFIX, SPELLING, pack_head, pack_prefix
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.delta import DeltaInfo, delta_of
-from ingot.model.spec import PartSpec, TensorSpec, kinds_of, names_of
+from ingot.model.spec import PartSpec, TensorSpec
 
 UNKNOWN = "0" * 64
 """Stands for a parent hash that is not known yet."""
@@ -50,14 +49,10 @@ def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tup
     UnsupportedError
         ``wdelta.metadata``, ``wdelta.change``, ``wdelta.unsupported``, ``wdelta.header-too-large``.
     """
-    for spec in kinds_of(specs)[0].values():
+    for spec in specs:
         reason = refusal(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="wdelta.unsupported", where=spec.name)
-    for name in names_of(specs):
-        reason = name_refusal(name)
-        if reason is not None:
-            raise UnsupportedError(reason, rule="wdelta.unsupported", where=name)
     info = info_of(specs, metadata)
     size = sum(map(len, describe(specs, metadata, info, version_of(specs))))
     if size > MAX_HEADER:
@@ -74,7 +69,7 @@ def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaIn
         raise UnsupportedError(
             "expected the description of a delta among the metadata, found ordinary weights", rule="wdelta.metadata"
         )
-    reason = change_refusal(info, names_of(specs))
+    reason = change_refusal(info, [spec.name for spec in specs])
     if reason is not None:
         raise UnsupportedError(f"a .wdelta cannot say this: {reason}; write a .zt", rule="wdelta.change")
     return info
@@ -125,26 +120,6 @@ class WdeltaWriter(FormatWriter):
             "name": spec.name,
             "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs],
         }
-
-    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
-        """Write a whole tensor whose stored bytes are at hand."""
-        ordered, views = _ordered(spec), {role: memoryview(data).cast("B") for role, data in parts.items()}
-        expected = {part.role: part.length for part in ordered}
-        if {role: view.nbytes for role, view in views.items()} != expected or (spec.nbytes or 0) > SMALL:
-            return add_in_pieces(self, spec, parts)
-        self._order.whole(spec.name)
-        pieces: list[Buffer] = []
-        blobs, at = [], self._next
-        for part in ordered:
-            head, data = _head_of(spec.name, part), views[part.role]
-            pieces += (head, data)
-            blobs.append([self._name, at + len(head), data.nbytes, checksums.digest("crc32c", data)])
-            at += len(head) + data.nbytes
-        self._sink.write_at(self._next, b"".join(pieces))
-        self._next = at
-        if self._trail is not None:
-            self._trail.advance(at)
-        return {"name": spec.name, "blobs": blobs}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take a tensor back as an earlier run wrote it.
@@ -240,10 +215,4 @@ def _head_of(tensor: str, part: PartSpec) -> bytes:
 
 def _records_bytes(specs: Sequence[TensorSpec]) -> int:
     """Return the bytes of all records."""
-    firsts, numbers = kinds_of(specs)
-    nameless = {
-        number: sum(len(_head_of("", part)) + (part.length or 0) for part in spec.parts)
-        for number, spec in firsts.items()
-    }
-    names = zip(names_of(specs), numbers, strict=True)
-    return sum(nameless[number] + len(firsts[number].parts) * len(name.encode()) for name, number in names)
+    return sum(len(_head_of(spec.name, part)) + (part.length or 0) for spec in specs for part in spec.parts)

@@ -26,7 +26,6 @@ class ZtFormat(SingleFile):
         keeps_attributes=True,
         carries_receipt=True,
     )
-    per_tensor = 512  # of the manifest and of the report, with room to grow
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic, or by suffix where the magic is not container version 2's: then ``read`` says what is wrong."""

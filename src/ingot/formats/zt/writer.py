@@ -17,12 +17,11 @@ from ingot.core.encodings import compress_frame
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Place, Read, read_place
-from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt.layout import MAGIC, align, place
 from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
-from ingot.formats.zt.specs import attributes_of, check_spec, check_written, is_plain, layout_order
+from ingot.formats.zt.specs import attributes_of, check_spec, check_written, layout_order
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
 
@@ -62,7 +61,9 @@ class ZtWriter(FormatWriter):
     Use it as a context manager to have ``finish`` called at the end, ``abort`` on an exception::
 
         with ZtWriter(LocalTarget(folder).create("model.zt")) as writer:
-            writer.add(spec, {"data": data})
+            writer.begin(spec)
+            writer.write("data", data)
+            writer.end()
     """
 
     def __init__(
@@ -141,23 +142,6 @@ class ZtWriter(FormatWriter):
             "digests": [blob.digest for blob in settled],
             "chunks": [None if blob.chunks is None else blob.chunks.hex() for blob in settled],
         }
-
-    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
-        """Write a whole tensor whose stored bytes are at hand."""
-        whole = small(spec, parts) if is_plain(spec) else None
-        return add_in_pieces(self, spec, parts) if whole is None else self._add_small(spec, whole)
-
-    def _add_small(self, spec: TensorSpec, data: memoryview) -> dict[str, Any]:
-        """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
-        self._order.whole(spec.name)
-        tail, offset = self._tail, align(self._tail)
-        self._sink.write_at(tail, b"".join((bytes(offset - tail), data)))
-        self._tail = offset + data.nbytes
-        crc = checksums.digest(_CRC, data)
-        digest = crc if self._digest == _CRC else self._digest and checksums.digest(self._digest, data)
-        self._entries.add(spec.name, describe(spec, spec.params, [Blob(offset, data.nbytes, digest)]))
-        blobs = [[self._name, offset, data.nbytes, crc]]
-        return {"name": spec.name, "blobs": blobs, "digests": [digest], "chunks": [None]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.

@@ -18,12 +18,12 @@ from ingot.formats.zt2.reader import catalog_of, read_manifest
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.sharded import Zt2ShardsWriter, size_of, split
 from ingot.formats.zt2.shards import SUFFIX, check_shards, open_shards
-from ingot.formats.zt2.specs import ALGORITHMS, name_refusal, refusal
+from ingot.formats.zt2.specs import ALGORITHMS, refusal
 from ingot.formats.zt2.writer import Zt2Writer
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.ranges import read_bytes
-from ingot.model.spec import TensorSpec, names_of
+from ingot.model.spec import TensorSpec
 from ingot.model.store import Joined, Store
 
 
@@ -44,7 +44,6 @@ class Zt2Format(BySuffix):
         looks_inside=True,
         overlays=True,
     )
-    per_tensor = 640  # of the manifest, where blobs lie, and of the report, with room to grow
 
     def claims(self, name: str, head: bytes) -> bool:
         """By magic: version 1 has the same suffix."""
@@ -88,13 +87,9 @@ class Zt2Format(BySuffix):
         """Why a reader would not find the tensor again; None if it would."""
         return refusal(spec)
 
-    def refuses_name(self, name: str) -> str | None:
-        """A name that the container does not take."""
-        return name_refusal(name)
-
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
         """By the bytes of names, as the canonical form has it."""
-        names = names_of(specs)
+        names = [spec.name for spec in specs]
         return sorted(range(len(names)), key=lambda index: names[index].encode(errors="surrogatepass"))
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:

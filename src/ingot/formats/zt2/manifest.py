@@ -99,11 +99,7 @@ class Entries:
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Add the entry of a tensor, each name once; errors as ``cbor.dumps``."""
-        self.add_encoded(name, cbor.dumps([{name: entry}], sort=True)[2:])  # as deep as it lies in the root
-
-    def add_encoded(self, name: str, entry: bytes) -> None:
-        """Add an entry as it will be written, its name included."""
-        self._data += entry
+        self._data += cbor.dumps([{name: entry}], sort=True)[2:]  # as deep as it lies in the root
         self._names.append(name)
         self._starts.append(len(self._data))
 

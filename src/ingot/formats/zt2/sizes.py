@@ -9,8 +9,8 @@ from ingot.core import cbor
 from ingot.core.checksums import digest as digest_of
 from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import around
-from ingot.formats.zt2.specs import ALGORITHMS, Placed, breaks_no_rule, describe, in_order, written_as
-from ingot.model.spec import PartSpec, TensorSpec, kinds_of, names_of
+from ingot.formats.zt2.specs import ALGORITHMS, Placed, describe, in_order, written_as
+from ingot.model.spec import PartSpec, TensorSpec
 
 
 class Said(NamedTuple):
@@ -39,15 +39,11 @@ def stand_ins(specs: Sequence[TensorSpec], digest: str | None, shard: str | None
     """
     algorithm = ALGORITHMS[digest]
     stand_in = None if algorithm is None else digest_of(algorithm, b"")
-    kinds, numbers = kinds_of(specs)
-    known: dict[int, _Extent] = {}
     tail, said = len(MAGIC), 0
-    for name, number in zip(names_of(specs), numbers, strict=True):
-        extent = known.get(number)
-        if extent is None or not breaks_no_rule(name):
-            extent = known[number] = _extent(kinds[number].named(name), stand_in, shard)
+    for spec in specs:
+        extent = _extent(spec, stand_in, shard)
         start = align(tail)
-        said += extent.nbytes + _name_bytes(name)
+        said += extent.nbytes + _name_bytes(spec.name)
         for begin in extent.begins:
             said += _number_bytes(start + begin)
             tail = start + extent.end

@@ -18,7 +18,6 @@ from ingot.formats.zt2.meaning import Written
 from ingot.formats.zt2.profiles import meaning, ways
 from ingot.formats.zt2.rules import check_names, check_object, utf8_bytes
 from ingot.formats.zt2.types import ITEM_BYTES, types_here, types_stored
-from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 
 _HERE = "to be written"
@@ -49,13 +48,6 @@ def refusal(spec: TensorSpec) -> str | None:
     except IngotError as error:
         return error.message
     return None
-
-
-def name_refusal(name: str) -> str | None:
-    """Return why the container cannot carry a tensor of this name that is like one which it takes."""
-    if breaks_no_rule(name):
-        return None
-    return refusal(TensorSpec(name, (1,), "u8", DenseLayout.codec, (PartSpec(DATA, "u8", 1),)))
 
 
 def breaks_no_rule(name: str) -> bool:

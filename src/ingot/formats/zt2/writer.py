@@ -14,12 +14,9 @@ from typing import Any
 from ingot.core import checksums, encodings
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
-from ingot.formats.entry_template import EntryTemplate
-from ingot.formats.many import add_in_pieces, small
 from ingot.formats.order import Order
 from ingot.formats.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
-from ingot.formats.zt2.kinds import ByKind, template
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.meaning import Written
@@ -28,7 +25,6 @@ from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import (
     ALGORITHMS,
     Placed,
-    breaks_no_rule,
     check_written,
     describe,
     in_order,
@@ -108,8 +104,7 @@ class Zt2Writer(FormatWriter):
         self._base, self._named = base, set[str]()
         self._order = Order(specs, name)
         self.amend(metadata)
-        self.entries, self._sayings = Entries(), ByKind(written_as)
-        self._templates = ByKind(partial(template, algorithm=self._algorithm, shard=shard))
+        self.entries = Entries()
         self._tail = len(MAGIC)
         self._loose: tuple[int, int] | None = None  # of bytes behind the tail that are no blob's
         self._parts: dict[str, _Writing] = {}
@@ -127,7 +122,7 @@ class Zt2Writer(FormatWriter):
         UnsupportedError
             The container cannot carry the tensor; the rule says why.
         """
-        self._written = self._sayings.of(spec)
+        self._written = written_as(spec)
         self._order.begin(spec)
         self._start()
         self._parts, place = {}, align(self._tail)
@@ -175,30 +170,6 @@ class Zt2Writer(FormatWriter):
             if role not in own
         ]
         return {**record, "named": named}
-
-    def add(self, spec: TensorSpec, parts: Mapping[str, Buffer]) -> dict[str, Any]:
-        """Write a whole tensor whose stored bytes are at hand."""
-        form = self._templates.of(spec) if self._base is None and breaks_no_rule(spec.name) else None
-        whole = None if form is None else small(spec, parts)
-        if form is None or whole is None:
-            return add_in_pieces(self, spec, parts)
-        return self._add_small(spec, form, whole)
-
-    def _add_small(self, spec: TensorSpec, form: EntryTemplate, data: memoryview) -> dict[str, Any]:
-        """Write a dense tensor in one raw part that keeps all rules, of the right size, in as few calls as can be."""
-        self._order.whole(spec.name)
-        self._start()
-        size, crc = data.nbytes, checksums.digest("crc32c", data)
-        for offset in self._blobs.at(size, crc):
-            if self._read_behind(offset, 0, size) == data:
-                break
-        else:
-            offset = self._reserve()
-            self._sink.write_at(offset, data)
-            self._take(offset, size, crc)
-        digest = None if self._algorithm is None else checksums.digest(self._algorithm, data)
-        self.entries.add_encoded(spec.name, form.entry(spec.name, (offset,), digest))
-        return {"name": spec.name, "blobs": [[self._name, offset, size, crc]], "digests": [digest]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.

@@ -13,7 +13,6 @@ from typing import Any, overload
 import numpy as np
 
 from ingot.core.floats import FLOATS
-from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress, ProgressCallback
@@ -191,9 +190,7 @@ def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Chec
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            with gc_paused():  # many small objects, none of them garbage
-                kinds, counts = checkpoint.many.counted()
-                require_in_proportion(kinds, checkpoint.location, counts)
+            require_in_proportion(checkpoint.many.uncached(), checkpoint.location)
             if whole:
                 checkpoint.require_whole()
         with ExitStack() as stack:

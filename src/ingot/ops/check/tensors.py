@@ -15,8 +15,7 @@ from ingot.core import checksums
 from ingot.core.dtypes import DTYPES
 from ingot.core.parallel import ordered_together
 from ingot.core.progress import Progress
-from ingot.engine.bulk import groups, whole
-from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
+from ingot.engine.chunks import chunks, matrix_of, weight
 from ingot.errors import CodecError, IngotError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Many
@@ -28,31 +27,15 @@ _CHUNK = 4 << 20
 NO_DIGEST = "part.no-digest"
 
 
-def check_tensors(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterator[list[Finding]]:
+def check_tensors(tensors: Many[Tensor], state: Progress) -> Iterator[list[Finding]]:
     """Check tensors in this process."""
-    many, telling = tensors.bulk, silent != NO_DIGEST
 
-    def check(item: Tensor | list[str]) -> Iterator[tuple[str, int, list[Finding]]]:
-        if isinstance(item, Tensor):
-            yield item.name, item.nbytes, check_tensor(item)
-        elif many is not None:
-            notes = many.undigested(item) if telling else [False] * len(item)
-            for name, nbytes, good, note in zip(item, many.sizes(item), whole(many, item), notes, strict=True):
-                if not good:
-                    yield name, nbytes, check_tensor(tensors.passing(name))
-                else:
-                    yield name, nbytes, [_no_digest(f"{name}/{role}") for role in many.parts] if note else []
+    def check(tensor: Tensor) -> tuple[str, int, list[Finding]]:
+        return tensor.name, tensor.nbytes, check_tensor(tensor)
 
-    items = (tensors.passing(item) if isinstance(item, str) else item for item in groups(many, tensors))
-    for found in ordered_together(lambda item: [*check(item)], items, _weight):
-        for name, nbytes, findings in found:
-            state.advance(nbytes, name)
-            yield findings
-
-
-def _weight(item: Tensor | list[str]) -> int:
-    """As ``ordered_together`` weighs: small tensors are light, also many of them, and what is found of few is kept."""
-    return weight(item) if isinstance(item, Tensor) else LIGHT
+    for name, nbytes, findings in ordered_together(check, tensors.uncached(), weight):
+        state.advance(nbytes, name)
+        yield findings
 
 
 def _no_digest(where: str) -> Finding:

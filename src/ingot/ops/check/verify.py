@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from os import fspath
@@ -15,7 +15,7 @@ from ingot.core.options import takes
 from ingot.core.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.delta import delta_of
-from ingot.model.lazy import Many, as_many
+from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.ops.architectures.unknown import RULE as UNKNOWN
@@ -35,7 +35,7 @@ from ingot.stores.table import location_of
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Notes on what a format leaves to the writer: no errors however strict the check."""
-ByTensor = Callable[[Many[Tensor], Progress, str | None], Iterable[list[Finding]]]
+ByTensor = Callable[[Many[Tensor], Progress], Iterable[list[Finding]]]
 """Checks tensors, and tells what each gave, in order; of a rule that nobody wants to know it may say nothing."""
 
 
@@ -86,7 +86,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
 
-    def by_workers(tensors: Many[Tensor], state: Progress, silent: str | None) -> Iterable[list[Finding]]:
+    def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.engine.cluster.pool import pool_of
         from ingot.ops.check.questions import CheckedFile
         from ingot.ops.cluster.spread import Query, ask, files_of
@@ -147,35 +147,25 @@ def examine(
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
     many = checkpoint_of(source).many
-    with gc_paused():  # many small objects, none of them garbage
-        kinds, counts = many.counted()
-    if len(kinds) == len(many) and many.bulk is None:
-        many = as_many(dict(zip(many, kinds, strict=True)))  # they are there
     try:
-        decoded, of_each = _decoded(kinds, counts)
-        require_in_proportion(decoded, source.location, of_each)
+        require_in_proportion(_decoded(many.uncached()), source.location)
     except ResourceError as error:
         yield finding_of(error, source.location)
         return
     silent = None if source.format.traits.digests else NO_DIGEST
-    total = sum(count * tensor.nbytes for tensor, count in zip(kinds, counts, strict=True))
-    for findings in by_tensor(many, Progress(total, progress), silent):
+    total = sum(tensor.nbytes for tensor in many.uncached())
+    for findings in by_tensor(many, Progress(total, progress)):
         yield from (item for item in findings if item.rule != silent)
 
 
-def _decoded(tensors: Sequence[Tensor], counts: Sequence[int]) -> tuple[list[Tensor], list[int]]:
-    """Return what will be decoded, and how many like it: what pruning or a sparse difference leaves out is no work,
-    however large it is."""
-    found: list[Tensor] = []
-    of_each: list[int] = []
-    for tensor, count in zip(tensors, counts, strict=True):
+def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that will be decoded; blocks that pruning or a sparse difference drops are not decoded."""
+    for tensor in tensors:
         codec = CODECS.get(tensor.codec)
         if codec is not None and codec.checks_stored:
             continue
-        with suppress(IngotError):  # said when the tensor's turn comes
-            found.append(stored_matrix(tensor) if tensor.codec == PRUNED else tensor)
-            of_each.append(count)
-    return found, of_each
+        with suppress(IngotError):  # reported when this tensor is checked
+            yield stored_matrix(tensor) if tensor.codec == PRUNED else tensor
 
 
 def _description(source: Source) -> Iterator[Finding]:

@@ -14,7 +14,6 @@ from ingot.core.config import CONFIG, parse_config
 from ingot.core.gcpause import gc_paused
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.alike import by_kind, names_read
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
@@ -226,7 +225,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = plan_conversion(checkpoint, target.format, request)
-        account = account_of_conversion(opened, checkpoint, names_read(plan.steps), plan.format, options.drop)
+        names_read = [step.tensor.name for step in plan.steps]
+        account = account_of_conversion(opened, checkpoint, names_read, plan.format, options.drop)
         account.require_complete(source.location)
         plan = with_config(plan, source, checkpoint, target, untie=tied.untie)
         plan = replace(plan, warnings=[*plan.warnings, *unused_patterns(options.drop, account)])
@@ -275,12 +275,12 @@ def _read_narrower(plan: ConvertPlan) -> str:
     if not plan.format.traits.config_keys:
         return ""
     counts: Counter[tuple[str, str]] = Counter()
-    for step, count in by_kind(plan.steps):
+    for step in plan.steps:
         layout = step.repack.layout if isinstance(step, Repack) else None
         if not isinstance(layout, AffineLayout | WordsLayout) or layout.scales not in ("f16", "bf16"):
             continue
         if layout.scales != step.spec.dtype:
-            counts[step.spec.dtype, layout.scales] += count
+            counts[step.spec.dtype, layout.scales] += 1
     return "; ".join(
         f"{count} repacked tensors keep their codes and scales; {plan.format.name} is read in {scales}, the type of "
         f"the scales, not in {dtype}: values are rounded to it once"

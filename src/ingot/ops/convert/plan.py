@@ -7,7 +7,7 @@ beginning is read, as far as it must be to know.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ingot.codecs.table import CODECS
@@ -15,20 +15,17 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.gcpause import gc_paused
 from ingot.core.names import count_layers
 from ingot.core.parallel import ordered
-from ingot.engine.alike import Steps
 from ingot.engine.plan import Plan
-from ingot.engine.steps import Encode, Move
+from ingot.engine.steps import Encode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
     Format,
     WriteOptions,
 )
-from ingot.formats.many import refusing
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.chosen import DENSE, Asked, Pruned, as_chosen, encode, full_size
 from ingot.ops.convert.idle import constants_that_stay, without_effect
@@ -90,18 +87,17 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         # Without a recipe all are kept; those are asked for that something else goes by.
         every = source if request.recipe is not None else [name for name in source.importance if name in source]
         decisions = {name: decide(source, name, request.recipe, layer_count) for name in every}
-        planned = list(_planned(source, format, asked, decisions))
+        planned = [
+            # Errors are measured against the tensor as it was before views changed its values.
+            _step_or_where(source[name].origin or source[name], format, asked, decisions.get(name, _KEEP))
+            for name in source
+        ]
     open_steps = [item for item in planned if isinstance(item, _Open)]
     measured = ordered(lambda item: item.step(format, asked), open_steps, request.workers if open_steps else 0)
     with gc_paused():
-        steps = Steps(source.many)
-        for name, item in zip(source, planned, strict=True):
-            if isinstance(item, int):
-                steps.repeat(name, steps.numbers[item])
-            else:
-                steps.add(next(measured) if isinstance(item, _Open) else item)
-        steps, notes = _settled(steps, source, format, request.recipe, decisions)
-        steps = steps.chosen(format.order(steps.specs))
+        steps = [next(measured) if isinstance(item, _Open) else item for item in planned]
+        steps, notes = _settled(steps, format, request.recipe, decisions)
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
         plan = ConvertPlan(
             steps=steps,
             format=format,
@@ -121,42 +117,13 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
 
 
 def _settled(
-    steps: Steps, source: Checkpoint, format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
-) -> tuple[Steps, Sequence[str]]:
+    steps: list[Step], format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
+) -> tuple[list[Step], Sequence[str]]:
     """Return the steps as the programs take them that read a folder of packed layers, and notes for the report."""
     if not format.traits.packed_codecs:
         return steps, ()
-    before = list(steps)
-    layers = settle(before, format, decisions, general=recipe is None or recipe.general)
-    if all(new is old for new, old in zip(layers.steps, before, strict=True)):
-        return steps, layers.notes
-    changed = Steps(source.many)
-    for step in layers.steps:
-        changed.add(step)
-    return changed, layers.notes
-
-
-def _planned(
-    source: Checkpoint, format: Format, asked: Asked, decisions: Mapping[str, Decision]
-) -> Iterator[Step | _Open | int]:
-    """Yield for each tensor its step, or the position of one of which its own is the like."""
-    tensors = source.many
-    refuses = refusing(format)
-    known: dict[Hashable, tuple[int, TensorSpec]] = {}
-    for position, name in enumerate(tensors):
-        decision, kind = decisions.get(name, _KEEP), tensors.kind(name)
-        key = None if kind is None or decision.choice is not None else (kind, decision.rule_label)
-        if key in known:
-            like, spec = known[key]
-            if refuses(spec, name) is None:
-                yield like
-                continue
-        # Errors are measured against what a tensor was before views changed its values.
-        tensor = tensors.passing(name) if kind is not None else source[name].origin or source[name]
-        step = _step_or_where(tensor, format, asked, decision)
-        if key is not None and isinstance(step, Move):
-            known[key] = position, step.spec
-        yield step
+    layers = settle(steps, format, decisions, general=recipe is None or recipe.general)
+    return list(layers.steps), layers.notes
 
 
 def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:

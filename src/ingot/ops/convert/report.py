@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from ingot.core.floats import FLOATS
 from ingot.core.stats import ErrorStats
-from ingot.engine.alike import Finished, by_kind
 from ingot.engine.done import Done
 from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED
 from ingot.engine.work import Step
@@ -203,19 +202,7 @@ def source_nbytes(step: Step) -> int:
 
 def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
     """Describe finished steps; ``equal`` returns the grades in which one that was repacked is equal."""
-    reports: list[TensorReport] = []
-    alike: dict[int, tuple[Any, ...]] = {}  # what is said of all of a kind, in the order of the fields
-    for index in range(len(done)):
-        name, kind = done.planned(index) if isinstance(done, Finished) else ("", None)
-        if kind is not None and kind in alike:
-            reports.append(TensorReport(name, *alike[kind]))
-            continue
-        item = done[index]
-        report = tensor_report(item.step, item.nbytes, item.error, equal(item.step))
-        reports.append(report)
-        if kind is not None:
-            alike[kind] = tuple(getattr(report, each.name) for each in fields(report)[1:])
-    return reports
+    return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in done]
 
 
 def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Texts | None) -> TensorReport:
@@ -240,9 +227,9 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
 def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
     """Return which floating-point type most elements of each became where that is another, and which most have now."""
     became: dict[str, Counter[str]] = {}
-    for step, count in by_kind(steps):
+    for step in steps:
         if step.tensor.dtype in FLOATS and step.spec.dtype in FLOATS:
-            became.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += count * step.tensor.size
+            became.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
     most = {was: count.most_common(1)[0][0] for was, count in became.items()}
     total: Counter[str] = sum(became.values(), Counter())
     changed = {was: now for was, now in most.items() if was != now}

@@ -38,7 +38,7 @@ class SourceFacts:
         return cls(
             source.location,
             source.stored(),
-            as_many(source.catalog.tensors).total(lambda tensor: tensor.nbytes),
+            sum(tensor.nbytes for tensor in as_many(source.catalog.tensors).uncached()),
             [str(name) for name in architectures] if isinstance(architectures, list) else (),
             frozenset(source.companions().files),
         )

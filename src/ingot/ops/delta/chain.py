@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.codecs.delta.base import DELTAS, delta_codec
@@ -23,8 +23,7 @@ from ingot.model.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
 Routes = Many[Route]
-"""The tensors of a stage, each made when it is asked for, none kept. Of one kind are those that lead by the same stages
-from and through what differs in names and bytes."""
+"""The tensors of a stage; each route is built on access and not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,12 @@ def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """
     require_decoders(base)
     tensors = many_of(base)
-    return Made(tensors, lambda name: Route(tensors.passing(name), 0), tensors.kind)
+    return Made(tensors, lambda name: Route(tensors.passing(name), 0))
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
     """Raise ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor; what its codec refuses, too."""
-    for tensor in many_of(tensors).counted()[0]:
+    for tensor in many_of(tensors).uncached():
         _require_decoder(tensor, tensor.name)
 
 
@@ -116,42 +115,24 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
             return route
         return _route(route, link, number, name, change)
 
-    def kind(name: str) -> Hashable:
-        change = info.tensors.get(name)
-        own = routes.kind(name) if name in routes else None
-        if change is None:
-            return own
-        made = None if change.op == "same" else _kind(link, name)
-        parts = {"same": (own,), "replace": (made,)}.get(change.op, (own, made))
-        return None if None in parts else (number, change, parts)
-
-    known: set[Hashable] = set()
     for name in info.tensors:
-        alike = kind(name)
-        if alike is not None and alike in known:
-            continue
         try:
             make(name)
         except IngotError as error:
             raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
-        known.add(alike)
     if info.base.content is None:  # other identities cover the delta's tensors only
         removed = set(info.removed)
         rest = [name for name in rest if name not in removed]
-        return Made(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make, kind)
+        return Made(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make)
     wrong = set(rest) ^ set(info.removed)
     if wrong:
         raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
-    return Made(info.tensors, make, kind)
+    return Made(info.tensors, make)
 
 
 def _op(info: DeltaInfo, name: str) -> str | None:
     change = info.tensors.get(name)
     return None if change is None else change.op
-
-
-def _kind(link: Link, name: str) -> Hashable:
-    return link.checkpoint.many.kind(name) if name in link.checkpoint else None
 
 
 def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:

@@ -9,8 +9,7 @@ a ``.wdelta`` of a sharded base reads the base once more, in the order of its sh
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from os import fspath
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.memory import anonymous_in_use, parse_size
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.alike import by_kind
 from ingot.engine.bind import bound_steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.fit import is_opaque
@@ -28,7 +26,7 @@ from ingot.engine.resources import RESERVE, Resources
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.account import Account
-from ingot.model.delta import KEY, DeltaInfo, Identity, version_for
+from ingot.model.delta import KEY, Change, DeltaInfo, Identity, version_for
 from ingot.model.limits import require_in_proportion
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
@@ -47,7 +45,6 @@ from ingot.ops.delta.auto import (
     target_bytes,
 )
 from ingot.ops.delta.draft import Draft, Drafted
-from ingot.ops.delta.drafts import Drafts
 from ingot.ops.delta.expected import expected
 from ingot.ops.delta.explain import note_lines
 from ingot.ops.delta.inputs import changed_elements, check_inputs, is_cast, require_same_keys, same_tensors
@@ -165,7 +162,7 @@ class _Planned:
 
     plan: Plan
     info: DeltaInfo
-    exact: bytes | bytearray
+    exact: Sequence[bool]
 
 
 class _Diff:
@@ -209,8 +206,7 @@ class _Diff:
         check_inputs(self._base, self._tuned)
         self._account = account_of_reading((self._base, self._tuned), self._tuned.location, self._options.drop)
         for checkpoint in (self._base, self._tuned):
-            tensors, counts = checkpoint.many.counted()
-            require_in_proportion(tensors, checkpoint.location, counts)
+            require_in_proportion(checkpoint.values(), checkpoint.location)
         place = self._place
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
@@ -263,26 +259,31 @@ class _Diff:
             self._counts = changed_elements(self._pairs, self._same, self._asking)
         by_measure = self._measured() if self._draft.auto else {}
         self._storages = {**by_measure, **self._cast(), **self._options.storages}
-        drafts = self._drafts()
-        self._moved = drafts.moved
-        steps = drafts.steps.chosen(self._place.format.order(drafts.steps.specs))
-        if any(step.spec.params.get("layout") == 2 for step, _ in by_kind(steps)):
+        names = sorted(self._tuned) if self._wdelta else list(self._tuned)
+        drafted = self._drafted(names)
+        self._moved = {name: item.digest for name, item in drafted.items() if item.digest is not None}
+        unordered = [item.step for item in drafted.values()]
+        steps = [unordered[index] for index in self._place.format.order([step.spec for step in unordered])]
+        changes = {
+            name: drafted[name].change if name in drafted else Change("same", self._tuned[name].dtype) for name in names
+        }
+        if any(step.spec.params.get("layout") == 2 for step in steps):
             self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
         removed = [name for name in self._base if name not in self._tuned]
         info = DeltaInfo(
-            version_for(drafts.changes.values()),
+            version_for(changes.values()),
             self._strategy,
             self._unknown_base(),
             self._unknown_base() if self._patch else Identity(),
-            tensors=drafts.changes,
+            tensors=changes,
             removed=removed,
         )
         options = WriteOptions(digest=self._options.digest)
         measured = self._options.measure
         plan = Plan(steps, self._place.format, self._metadata(info), options, measured)
-        at_least = sum(count * sum(part.length or 0 for part in step.spec.parts) for step, count in by_kind(steps))
+        at_least = sum(part.length or 0 for step in steps for part in step.spec.parts)
         self._require_smaller(at_least)
-        return _Planned(plan, info, drafts.exact)
+        return _Planned(plan, info, [name not in drafted or drafted[name].step.exact for name in names])
 
     def _require_smaller(self, nbytes: int) -> None:
         """Refuse a delta of ``nbytes`` that is larger than the fine-tune, unless the caller accepts that."""
@@ -338,67 +339,22 @@ class _Diff:
         names = [name for name, both in self._pairs.items() if both.is_fitted]
         return {name: EXACT for name, cast in zip(names, self._asking.each(is_cast, names), strict=True) if cast}
 
-    def _drafts(self) -> Drafts:
-        """Decide how everything is stored: steps in the container's order, and what becomes of every tensor."""
-        names = sorted(self._tuned) if self._wdelta else list(self._tuned)
-        drafts, changed = Drafts(self._pairs, self._place.format), [name for name in names if name not in self._same]
-        drafted = self._drafted(changed)
-        for name in names:
-            if name in self._same:
-                drafts.same(name)
-                continue
-            kind, item = next(drafted)
-            if item is None:
-                drafts.repeat(name, kind)
-            else:
-                drafts.add(name, kind, item)
-        if drafts.rounded and self._options.plan is not None:
-            self._options.plan(expected(drafts.rounded, self._resources.workers))
-        return drafts
-
-    def _drafted(self, names: Sequence[str]) -> Iterator[tuple[Hashable, Drafted | None]]:
-        """Yield the kinds of tensors, and their steps: None where all of the kind have one like the first of it."""
+    def _drafted(self, names: Sequence[str]) -> dict[str, Drafted]:
+        """Decide how each tensor of ``names`` that differs from the base is stored."""
+        changed = [name for name in names if name not in self._same]
+        requests = [(self._storages.get(name), self._counts.get(name)) for name in changed]
         if self._pool is None:
-            yield from self._drafted_here(names)
-            return
-        from ingot.ops.delta.draft import DraftData
+            drafted = list(self._asking.each(self._draft.drafted, changed, requests))
+        else:
+            from ingot.ops.delta.draft import DraftData
 
-        found = list(self._asking.each(DraftData.from_draft(self._draft), names, self._told(names)))
-        steps = bound_steps([item.step for item in found], [self._base, self._tuned], self._place.format)
-        for item, step in zip(found, steps, strict=True):
-            yield None, Drafted(item.change, step, item.digest)
-
-    def _told(self, names: Sequence[str]) -> list[tuple[Storage | None, int | None]]:
-        return [(self._storages.get(name), self._counts.get(name)) for name in names]
-
-    def _kinds(self, names: Sequence[str]) -> array[int]:
-        """Return a number for each tensor, the same for those that may be stored alike, and -1 for others."""
-        known: dict[Hashable, int] = {}
-        found = array("i")
-        for name in names:
-            kind = self._pairs.kind(name) if name not in self._storages and self._known is None else None
-            found.append(-1 if kind is None else known.setdefault((kind, self._counts.get(name)), len(known)))
-        return found
-
-    def _drafted_here(self, names: Sequence[str]) -> Iterator[tuple[Hashable, Drafted | None]]:
-        def asked(rows: Sequence[int]) -> Iterator[Drafted]:
-            chosen = [names[at] for at in rows]
-            return iter(self._asking.each(self._draft.drafted, chosen, self._told(chosen)))
-
-        kinds, first = self._kinds(names), dict[int, int]()
-        for at, kind in enumerate(kinds):
-            first.setdefault(kind, at)
-        first.pop(-1, None)
-        leading = [*first.values()]
-        found = dict(zip(leading, asked(leading), strict=True))
-        settled = {kind for kind, at in first.items() if found[at].settled}
-        others = asked([at for at, kind in enumerate(kinds) if at not in found and kind not in settled])
-        for at, kind in enumerate(kinds):
-            told = None if kind < 0 else kind
-            if at in found:
-                yield told, found.pop(at)
-            else:
-                yield told, None if kind in settled else next(others)
+            items = list(self._asking.each(DraftData.from_draft(self._draft), changed, requests))
+            steps = bound_steps([item.step for item in items], [self._base, self._tuned], self._place.format)
+            drafted = [Drafted(item.change, step, item.digest) for item, step in zip(items, steps, strict=True)]
+        rounded = [(item.step.tensor.size, item.rounded) for item in drafted if item.rounded is not None]
+        if rounded and self._options.plan is not None:
+            self._options.plan(expected(rounded, self._resources.workers))
+        return dict(zip(changed, drafted, strict=True))
 
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
@@ -407,7 +363,7 @@ class _Diff:
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
         rounded = [self._draft.outcomes[name] for name in sorted(self._draft.outcomes)]
-        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._base.many, self._tuned.many)
+        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._base, self._tuned)
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,

@@ -49,26 +49,13 @@ from ingot.quantizers.tensor import Knowing, Outcome, seen
 class Drafted:
     """What becomes of a tensor of the fine-tune: ``change``, and the step that stores it.
 
-    ``digest`` is that of values that only move, ``rounded`` how numbers are stored that a quantizer chooses.
-    ``by_values`` tells that the values decided on the step.
+    ``digest`` is the digest of values that only move, ``rounded`` the storage of numbers that a quantizer chooses.
     """
 
     change: Change
     step: Step
     digest: str | None = None
     rounded: Storage | None = None
-    by_values: bool = False
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a tensor that is like this one may have a step like it."""
-        return self.step.repeats and isinstance(self.step, Diff) and self.rounded is None
-
-    @property
-    def settled(self) -> bool:
-        """Whether every tensor that is like this one has such a step, whatever its values are."""
-        looks = isinstance(self.step, Diff) and self.step.encoder.observes()
-        return self.repeats and not self.by_values and not looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +141,7 @@ class Draft:
         if base.shape != tensor.shape and not delta_codec(storage.codec).exact:
             storage = _over_rows(storage, base.shape, tensor.shape)
         codec, taken_in = delta_codec(storage.codec), tensor.dtype
-        by_values = codec.exact and base.dtype != tensor.dtype
-        if by_values:
+        if codec.exact and base.dtype != tensor.dtype:
             smallest = exact_dtype(both)
             if smallest is None:
                 return self._whole(tensor)
@@ -181,7 +167,7 @@ class Draft:
         step = Diff(*told, base=base, codec=codec, encoder=encoder, options=options)
         change = self._applied(base, tensor)
         rounded = None if storage.quantizer is None else storage
-        return replace(self._checked(change, step, rounded=rounded), by_values=by_values)
+        return self._checked(change, step, rounded=rounded)
 
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
         """Return the change by a difference; a ``.wdelta`` has no place for what the base is."""

@@ -50,7 +50,7 @@ def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], c
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
     pairs = Pairs(base, tuned)
-    for both in pairs.counted()[0]:
+    for both in pairs.uncached():
         first, tensor = both.pair
         name = tensor.name
         if first.shape != tensor.shape:

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from ingot.core.parallel import Workers
 from ingot.core.progress import Progress
-from ingot.engine.alike import by_kind
 from ingot.engine.done import Done
 from ingot.engine.execute import Observer
 from ingot.engine.pair import Diff
@@ -81,12 +80,8 @@ class Identify(Observer):
         with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
             watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
             parent: ParentWatch | None = None
-            if (
-                self.wdelta
-                and self.shards is None
-                and not resumed
-                and not any(step.elsewhere for step, _ in by_kind(plan.steps))
-            ):
+            here = not resumed and not any(step.elsewhere for step in plan.steps)
+            if self.wdelta and self.shards is None and here:
                 parent = ParentWatch(base)
                 self._parent = lambda: parent.hex
             elif self.wdelta:  # not in the order of steps, not from the first one on, or not here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -84,23 +84,10 @@ class Pairs(Made[Both]):
         self._base, self._tuned = many_of(base), many_of(tuned)
         more = [name for name in self._base if name not in self._tuned]
         names = dict.fromkeys((*self._tuned, *more)) if more else self._tuned
-        super().__init__(names, self._pair, self._pairs_kind)
-
-    @property
-    def tensors(self) -> Many[tuple[Tensor, Tensor]]:
-        """Those that both have."""
-        return Made(self, lambda name: self[name].pair)
-
-    def tuned_dtype(self, name: str) -> str:
-        """Return the element type of a tensor of the fine-tune."""
-        return self._tuned.passing(name).dtype
+        super().__init__(names, self._pair)
 
     def _pair(self, name: str) -> Both:
         return Both(_passing(self._base, name), _passing(self._tuned, name))
-
-    def _pairs_kind(self, name: str) -> Hashable:
-        kinds = [side.kind(name) for side in (self._base, self._tuned) if name in side]
-        return (name in self._base, *kinds) if None not in kinds else None
 
 
 def _passing(tensors: Many[Tensor], name: str) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,6 @@ from ingot.core.dtypes import DTYPES
 from ingot.core.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.progress import Progress
-from ingot.engine.alike import Steps, by_kind
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
@@ -121,8 +120,7 @@ class _Patch:
         read = [self._base, *(link.checkpoint for link in self._links)]
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
-        routes, counts = stage_routes[-1].counted()
-        require_in_proportion((_largest(route) for route in routes), place.location, counts)
+        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.location)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
@@ -158,8 +156,7 @@ class _Patch:
         """Return the element type that some values were rounded to, as the caller asked; None where none was."""
         if self._options.dtype is None:
             return None
-        steps = (step for step, _ in by_kind(plan.steps))
-        rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in steps)
+        rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)
         return resolve_dtype(self._options.dtype).name if rounds else None
 
     def _distribute(self, plan: Plan, target: Target, proof: Proof) -> Executed:
@@ -180,18 +177,8 @@ class _Patch:
         """Make every tensor, in the order in which what is proven is hashed best."""
         format = self._place.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
-        steps, known = Steps(routes), dict[Hashable, int]()
-        for name in names:
-            kind = routes.kind(name)
-            number = None if kind is None else known.get(kind)
-            if number is not None and format.refuses(steps.first(number).spec.named(name)) is None:
-                steps.repeat(name, number)
-                continue
-            step = self._step(routes.passing(name))
-            number = steps.add(step)
-            if kind is not None and isinstance(step, Patch) and step.repeats:
-                known.setdefault(kind, number)
-        steps = steps.chosen(format.order(steps.specs))
+        steps = [self._step(routes.passing(name)) for name in names]
+        steps = [steps[index] for index in format.order([step.spec for step in steps])]
         require_layers(steps, format)
         own = self._links[-1].checkpoint.metadata
         own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import zip_longest
 from typing import Any
 
 from ingot.core.checksums import Blake3, Sha256, hex_of
 from ingot.core.dtypes import file_bytes
 from ingot.core.parallel import ordered
-from ingot.engine.alike import named
 from ingot.engine.done import Done
 from ingot.engine.execute import Observer
 from ingot.engine.pipeline import Watching
@@ -185,11 +183,10 @@ class Proof(Observer):
         if stage:
             return False
         known = self._links[stage].info.tensors
-        covered = ((name, like) for name, like in named(steps) if name in known)
-        for (name, like), wanted in zip_longest(covered, self._order(stage), fillvalue=("", None)):
-            if name != wanted or not isinstance(like, Patch) or like.route.born > stage:
-                return False
-        return True
+        covered = [step for step in steps if step.spec.name in known]
+        if [step.spec.name for step in covered] != list(self._order(stage)):
+            return False
+        return all(isinstance(step, Patch) and step.route.born <= stage for step in covered)
 
     def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
         passed = {item.step.spec.name: item.digest(stage) for item in done}

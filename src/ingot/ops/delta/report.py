@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ingot.engine.alike import Finished
 from ingot.engine.done import Done
 from ingot.model.delta import Change
-from ingot.model.lazy import MadeSequence, Many
 from ingot.model.report import (
     Bytes,
     Column,
@@ -62,69 +58,22 @@ class TensorDiff:
     note: str = ""
 
 
-class TensorDiffs(MadeSequence[TensorDiff]):
-    """Tensors of a report, each made when it is asked for: of very many most differ in their names alone."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._kinds = array("I")
-        self._said: list[tuple[Any, ...]] = []  # of all of a kind, in the order of the fields
-
-    def add(self, item: TensorDiff) -> int:
-        """Append a tensor; return the number of its kind, for ``repeat``."""
-        self._said.append(tuple(getattr(item, each.name) for each in fields(item)[1:]))
-        self.repeat(item.name, len(self._said) - 1)
-        return len(self._said) - 1
-
-    def repeat(self, name: str, kind: int) -> None:
-        """Append a tensor of which the same is said as of the first of its kind."""
-        self._names.append(name)
-        self._kinds.append(kind)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def _make(self, index: int) -> TensorDiff:
-        return TensorDiff(self._names[index], *self._said[self._kinds[index]])
-
-
 def tensor_diffs(
-    changes: Mapping[str, Change], exact: Sequence[int], done: Sequence[Done], base: Many[Tensor], tuned: Many[Tensor]
-) -> TensorDiffs:
-    """Describe every tensor of a fine-tune: what becomes of it, whether exactly (in the same order), what was stored.
+    changes: Mapping[str, Change],
+    exact: Sequence[bool],
+    done: Sequence[Done],
+    base: Mapping[str, Tensor],
+    tuned: Mapping[str, Tensor],
+) -> list[TensorDiff]:
+    """Describe every tensor of a fine-tune: its change, whether patching is exact (in the same order), what is stored.
 
-    ``done`` are the steps of those that are not the same, in any order.
+    ``done`` has the steps of the tensors that are not the same, in any order.
     """
-    places = _places(changes, done)
-    known: dict[tuple[int, Change, int], int] = {}
-    reports = TensorDiffs()
-    for (name, change), kept in zip(changes.items(), exact, strict=True):
-        at = next(places)
-        kind = done.planned(at)[1] if at is not None and isinstance(done, Finished) else None
-        if kind is not None and (kind, change, kept) in known:
-            reports.repeat(name, known[kind, change, kept])
-            continue
-        before = base.passing(name) if name in base else None
-        stored = None if at is None else done[at]
-        number = reports.add(_tensor_diff(before, tuned.passing(name), change.op, bool(kept), stored))
-        if kind is not None:
-            known[kind, change, kept] = number
-    return reports
-
-
-def _places(changes: Mapping[str, Change], done: Sequence[Done]) -> Iterator[int | None]:
-    """Yield the number of each tensor's step, None for those that have none."""
-
-    def name_of(at: int) -> str:
-        return (done.planned(at)[0] if isinstance(done, Finished) else "") or done[at].step.spec.name
-
-    changed = (name for name, change in changes.items() if change.op != SAME)
-    if all(name == name_of(at) for at, name in enumerate(changed) if at < len(done)):
-        numbers = iter(range(len(done)))
-        yield from (None if change.op == SAME else next(numbers, None) for change in changes.values())
-        return
-    places = {name_of(at): at for at in range(len(done))}
-    yield from map(places.get, changes)
+    stored = {item.step.spec.name: item for item in done}
+    return [
+        _tensor_diff(base.get(name), tuned[name], change.op, is_exact, stored.get(name))
+        for (name, change), is_exact in zip(changes.items(), exact, strict=True)
+    ]
 
 
 def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:

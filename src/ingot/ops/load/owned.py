@@ -14,11 +14,9 @@ from ingot.core.buffers import is_own
 from ingot.core.dtypes import DTYPES, little_endian
 from ingot.core.gcpause import gc_paused
 from ingot.core.parallel import default_workers, ordered
-from ingot.engine.bulk import groups, load
-from ingot.engine.chunks import LIGHT, at_once, weight
+from ingot.engine.chunks import LIGHT, weight
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.lazy import Many
 from ingot.model.limits import require_room
 from ingot.model.tensor import Array, Tensor
 
@@ -58,16 +56,15 @@ def load_owned(
             raise checkpoint.no_tensor(name)
     many = checkpoint.many
     with gc_paused():  # many small objects, none of them garbage
-        kinds, counts = many.counted(chosen)
-        require_room(kinds, checkpoint.location, retyped=True, counts=counts)
+        tensors = [many.passing(name) for name in chosen]
+        require_room(tensors, checkpoint.location, retyped=True)
     if names is None or (len(chosen) >= len(checkpoint) and set(chosen) == set(checkpoint)):
         checkpoint.require_whole()
     arrays: dict[str, Array] = dict.fromkeys(chosen, np.empty(0))
     workers = min(default_workers(), _MAX_WORKERS) if workers is None else workers
-    if all(weight(tensor) <= LIGHT for tensor in kinds):  # threads would take turns at Python's lock
+    if all(weight(tensor) <= LIGHT for tensor in tensors):  # threads would take turns at Python's lock
         workers = 0
-    batches = _batches(many, chosen, arrays)
-    for _ in ordered(_run, batches, 0 if workers <= 1 else workers, 2 * max(1, workers)):
+    for _ in ordered(_run, _batches(tensors, arrays), 0 if workers <= 1 else workers, 2 * max(1, workers)):
         pass
     return arrays
 
@@ -77,11 +74,11 @@ def _run(batch: list[_Job]) -> None:
         job()
 
 
-def _batches(many: Many[Tensor], names: Iterable[str], arrays: dict[str, Array]) -> Iterator[list[_Job]]:
+def _batches(tensors: Iterable[Tensor], arrays: dict[str, Array]) -> Iterator[list[_Job]]:
     """Cut the work into lists of jobs that each move about ``BATCH`` bytes or one big piece."""
     batch: list[_Job] = []
     size = 0
-    for tensor in _apart(many, names, arrays):
+    for tensor in tensors:
         for job, nbytes in _jobs(tensor, arrays):
             batch.append(job)
             size += nbytes
@@ -89,20 +86,6 @@ def _batches(many: Many[Tensor], names: Iterable[str], arrays: dict[str, Array])
                 yield batch
                 batch, size = [], 0
     yield batch
-
-
-def _apart(many: Many[Tensor], names: Iterable[str], arrays: dict[str, Array]) -> Iterator[Tensor]:
-    """Load what can be loaded together; yield the other tensors."""
-    bulk = many.bulk if many.bulk is not None and many.bulk.codec == DenseLayout.codec else None
-    for item in groups(bulk, names):
-        if bulk is None or isinstance(item, str):
-            yield many.passing(str(item))
-            continue
-        for name, array in zip(item, load(bulk, item), strict=True):
-            if array is None:
-                yield many.passing(name)
-            else:
-                arrays[name] = array
 
 
 def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]]:
@@ -113,10 +96,6 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
     CODECS[DenseLayout.codec].check(tensor)
     if tensor.dtype not in DTYPES:
         yield partial(_decode, tensor, arrays), tensor.nbytes
-        return
-    ready = at_once(tensor, tensor.shape)
-    if ready is not None:
-        arrays[tensor.name] = ready
         return
     out = arrays[tensor.name] = empty(tensor.shape, tensor.dtype, tensor.name)
     if not _in_pieces(tensor):

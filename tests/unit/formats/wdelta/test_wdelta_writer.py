@@ -26,6 +26,7 @@ from ingot.model.spec import TensorSpec
 from ingot.stores.local import LocalStore, LocalTarget
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.codecs import encode_parts
+from ingot.testing.formats import Item, feed
 from tests.support.stores import FullTarget
 from tests.support.wdelta import PARENT
 
@@ -85,7 +86,7 @@ def test_a_whole_tensor_has_the_parts_of_its_spec(wrong: str) -> None:
     last, data = list(parts.items())[-1]
     given = parts if wrong == "more" else {role: each for role, each in parts.items() if role != last}
     with pytest.raises(UsageError) as caught:
-        writer.add(spec, given if wrong == "missing" else {**given, "stray": data})
+        feed(writer, Item(spec, given if wrong == "missing" else {**given, "stray": data}))
     assert caught.value.rule == ("writer.length" if wrong == "missing" else "writer.role")
 
 

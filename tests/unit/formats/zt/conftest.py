@@ -13,6 +13,7 @@ from ingot.formats.zt.writer import ZtWriter
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
+from ingot.testing.formats import Item, feed
 
 Write = Callable[..., bytes]
 
@@ -36,7 +37,7 @@ def write() -> Write:
         target = MemoryTarget()
         with ZtWriter(target.create("model.zt"), [spec for spec, _ in tensors], **options) as writer:
             for spec, parts in tensors:
-                writer.add(spec, parts)
+                feed(writer, Item(spec, parts))
         return bytes(target.files["model.zt"])
 
     return run

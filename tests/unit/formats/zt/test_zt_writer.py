@@ -23,6 +23,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.local import LocalStore, LocalTarget
 from ingot.stores.memory import MemoryTarget
+from ingot.testing.formats import Item, feed
 
 F32 = np.arange(4, dtype="<f4").tobytes()
 Spec = Callable[..., TensorSpec]
@@ -161,7 +162,7 @@ def test_records_restore_to_the_same_file(tmp_path: Path, spec: Spec) -> None:
     for digest in ("crc32c", "sha256", None):
         whole = MemoryTarget()
         with ZtWriter(whole.create("f"), specs, digest=digest, name="f") as writer:
-            records = [json.loads(json.dumps(writer.add(*item))) for item in work]
+            records = [json.loads(json.dumps(feed(writer, Item(*item)))) for item in work]
         for done in range(4):
             target = MemoryTarget()
             end = max((b[1] + b[2] for record in records[:done] for b in record["blobs"]), default=0)
@@ -170,7 +171,7 @@ def test_records_restore_to_the_same_file(tmp_path: Path, spec: Spec) -> None:
                 for record in records[:done]:
                     writer.restore(record)
                 for item in work[done:]:
-                    writer.add(*item)
+                    feed(writer, Item(*item))
             assert target.files["f"] == whole.files["f"]
         for record in records:
             for name, offset, length, text in record["blobs"]:
@@ -181,8 +182,8 @@ def test_records_restore_to_the_same_file(tmp_path: Path, spec: Spec) -> None:
 def test_a_record_that_does_not_fit_is_refused(spec: Spec) -> None:
     specs = [spec("a"), spec("b")]
     with ZtWriter(MemoryTarget().create("f"), specs) as writer:
-        record = writer.add(specs[0], {"data": F32})
-        writer.add(specs[1], {"data": F32})
+        record = feed(writer, Item(specs[0], {"data": F32}))
+        feed(writer, Item(specs[1], {"data": F32}))
     moved = {**record, "blobs": [["f", 128, 16, "crc32c:0x0"]]}
     other, layout = "writer.order", "zt.resume-record"
     for bad, rule in (
@@ -237,7 +238,7 @@ def test_misuse_is_refused(spec: Spec) -> None:
         (lambda w: w.write("data", F32), "writer.role"),
         (lambda w: w.end(), "writer.role"),
         (lambda w: w.restore({"name": "t"}), "writer.order"),
-        (lambda w: [w.add(spec(), {"data": F32}) for _ in range(2)], "writer.duplicate"),
+        (lambda w: [feed(w, Item(spec(), {"data": F32})) for _ in range(2)], "writer.duplicate"),
     ]
     for act, rule in cases:
         with pytest.raises(UsageError) as caught:
@@ -297,7 +298,7 @@ def test_wrong_sizes_that_only_the_bytes_tell_are_refused_at_the_end() -> None:
     assert ZtFormat().refuses(spec) is None
     writer = ZtWriter(MemoryTarget().create("f"))
     with pytest.raises(FormatError) as caught:
-        writer.add(spec, {"values": bytes(8), "coords": bytes(8)})
+        feed(writer, Item(spec, {"values": bytes(8), "coords": bytes(8)}))
     assert caught.value.rule == "zt.sparse-size"
 
 
@@ -316,7 +317,7 @@ def test_the_logical_dtype_is_stated_where_the_parts_do_not_tell_it(read: Read, 
 def test_an_exception_aborts_and_leaves_no_manifest(tmp_path: Path, spec: Spec) -> None:
     sink = LocalTarget(tmp_path).create("m.zt")
     with pytest.raises(UsageError), ZtWriter(sink) as writer:
-        writer.add(spec(), {"data": F32 + F32})
+        feed(writer, Item(spec(), {"data": F32 + F32}))
     with pytest.raises(FormatError) as caught:
         ZtFormat().read(LocalStore(tmp_path), "m.zt")
     assert caught.value.rule in ("zt.truncated", "zt.footer-magic")

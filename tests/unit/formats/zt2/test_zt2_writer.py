@@ -25,6 +25,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.ops.convert.convert import prepare
 from ingot.stores.memory import MemoryTarget
+from ingot.testing.formats import Item, feed
 
 Parts = dict[str, bytes]
 
@@ -90,39 +91,17 @@ def test_gaps_are_zeros_whatever_lay_there() -> None:
         assert not any(covered[len(MAGIC) : manifest])
 
 
-def test_dense_tensors_at_once_and_in_pieces_give_the_same_file() -> None:
-    parts = [b"12345678", b"abcdefgh", b"12345678", b"87654321"]
-    specs = [TensorSpec(f"t{at}", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),)) for at in range(4)]
-    found = []
-    for whole in (True, False):
-        target = MemoryTarget()
-        writer: Any = Zt2Format().writer(target, "x.zt", Artifact(specs, {}), WriteOptions())
-        records = []
-        for spec, data in zip(specs, parts, strict=True):
-            if whole:
-                records.append(writer.add(spec, {"data": data}))
-                continue
-            writer.begin(spec)
-            writer.write("data", data[:3])
-            writer.write("data", data[3:])
-            records.append(writer.end())
-        writer.finish()
-        found.append((records, bytes(target.files["x.zt"])))
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("name", ["", "\0", "\ud800", "b" * 1025, "ü" * 513])
 def test_names_that_break_a_rule_are_refused_before_a_byte_is_written(name: str) -> None:
     first = TensorSpec("a", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),))
     spec = first.named(name)
-    for reason in (Zt2Format().refuses(spec), Zt2Format().refuses_name(name)):
-        assert "names of 1 to 1024 bytes" in str(reason)
+    assert "names of 1 to 1024 bytes" in str(Zt2Format().refuses(spec))
     target = MemoryTarget()
     writer: Any = Zt2Format().writer(target, "x.zt", Artifact([first, spec], {}), WriteOptions())
-    writer.add(first, {"data": bytes(8)})
+    feed(writer, Item(first, {"data": bytes(8)}))
     before = bytes(target.files["x.zt"])
     with pytest.raises(IngotError) as caught:
-        writer.add(spec, {"data": bytes(range(8))})
+        feed(writer, Item(spec, {"data": bytes(range(8))}))
     assert caught.value.rule == "zt2.name"
     assert bytes(target.files["x.zt"]) == before
 

@@ -1,4 +1,4 @@
-"""Deltas of tensors that differ in name alone: planned, written and reported as if each were the only one."""
+"""Deltas of many small tensors of a few types, and one large tensor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.engine.pair import Diff
-from ingot.engine.route import Patch
+import ingot.numpy
 from ingot.errors import IngotError
-from ingot.formats.many import add_in_pieces
-from ingot.formats.wdelta.writer import WdeltaWriter
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity, delta_of
-from ingot.model.lazy import Made
 from ingot.ops.delta.pairs import pairs_of
 
 KINDS = (("weight", (4, 6), np.float16), ("scale", (5,), np.float32), ("bias", (4,), np.float16))
@@ -38,14 +34,6 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "base.safetensors", tmp_path / "tuned.safetensors"
 
 
-def one_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Plan each tensor by itself, do it piece by piece, write it in pieces."""
-    patch.setattr(Made, "kind", lambda self, name: None)
-    for step in (Diff, Patch):
-        patch.setattr(step, "at_once", lambda self, shape, watches, measured: None)
-    patch.setattr(WdeltaWriter, "add", add_in_pieces)
-
-
 def run(pair: tuple[Path, Path], folder: Path, name: str, strategy: str, *, measure: bool) -> tuple[Any, ...]:
     folder.mkdir()
     delta, out = folder / name, folder / "out.safetensors"
@@ -57,29 +45,18 @@ def run(pair: tuple[Path, Path], folder: Path, name: str, strategy: str, *, meas
 
 @pytest.mark.parametrize("measure", [True, False])
 @pytest.mark.parametrize(("name", "strategy"), CASES)
-def test_bytes_and_report_are_those_of_each_alone(
+def test_every_tensor_is_reported_and_patched(
     pair: tuple[Path, Path], tmp_path: Path, name: str, strategy: str, measure: bool
 ) -> None:
-    together = run(pair, tmp_path / "together", name, strategy, measure=measure)
-    with pytest.MonkeyPatch.context() as patch:
-        one_by_one(patch)
-        assert run(pair, tmp_path / "alone", name, strategy, measure=measure) == together
-
-
-def test_what_is_alike_is_planned_once(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ingot.ops.delta.draft import Draft
-
-    drafted, before = [], Draft.drafted
-
-    def counted(self: Draft, both: Any, *more: Any) -> Any:
-        drafted.append(both.tuned.name)
-        return before(self, both, *more)
-
-    monkeypatch.setattr(Draft, "drafted", counted)
-    ingot.diff(*pair, tmp_path / "x.wdelta", strategy="sparse")
-    assert sorted(drafted) == ["large.ü", "layers.0.bias", "layers.0.scale", "layers.0.weight"]
+    report = ingot.diff(*pair, tmp_path / name, strategy=strategy, measure=measure)
+    ingot.patch(pair[0], tmp_path / name, tmp_path / "out.safetensors")
+    base, tuned, patched = (ingot.numpy.load_file(path) for path in (*pair, tmp_path / "out.safetensors"))
+    assert sorted(item.name for item in report.tensors) == sorted(tuned)
+    for item in report.tensors:
+        before, wanted, found = (arrays[item.name].astype(np.float64) for arrays in (base, tuned, patched))
+        assert np.abs(found - wanted).max() <= np.abs(before - wanted).max(), item.name
+        assert not item.exact or np.array_equal(found, wanted), item.name
+        assert (item.error is not None) == (measure and not item.exact), item.name
 
 
 def test_a_damaged_tensor_among_many_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
