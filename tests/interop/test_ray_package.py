@@ -24,7 +24,7 @@ from ingot.delta.cost import delta_cost
 from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.table import from_url
-from ingot.testing.s3 import bucket, environment, moto
+from tests.support.s3 import bucket, environment, moto
 
 pytestmark = pytest.mark.skipif(not os.environ.get("INGOT_RAY"), reason="INGOT_RAY is not set: make ray")
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(24)]

@@ -17,10 +17,10 @@ from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.remote import client
 from ingot.stores.table import from_url, share
-from ingot.testing.libraries import contents, folder, moved, weights
-from ingot.testing.proxy import FaultyProxy
-from ingot.testing.s3 import bucket, environment, moto, seaweed
-from ingot.testing.workers import Inline
+from tests.support.libraries import contents, folder, moved, weights
+from tests.support.proxy import FaultyProxy
+from tests.support.s3 import bucket, environment, moto, seaweed
+from tests.support.workers import Inline
 
 MOTO = os.environ.get("INGOT_MOTO_SERVER", "")
 WEED = os.environ.get("INGOT_WEED", "")

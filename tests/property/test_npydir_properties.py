@@ -19,7 +19,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import Item, dense, feed
-from ingot.testing.reading import checked, read_all
+from tests.support.reading import checked, read_all
 
 FORMAT = NpydirFormat()
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=12) | st.sampled_from(

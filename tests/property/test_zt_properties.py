@@ -23,7 +23,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
-from ingot.testing.zt import manifest, zt_file
+from tests.support.zt import manifest, zt_file
 
 NAMES = st.text(max_size=12)
 JSON = st.recursive(

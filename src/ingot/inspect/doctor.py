@@ -32,6 +32,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "hf: addresses and models by their names on the Hub"),
     "ray": ("ray", "convert, verify, compare(engine='ray'): many machines"),
     "remote": ("obstore", "s3:, gs: and az: addresses"),
+    "demo": ("ingot-demo", "ingot demo outside a source tree"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
 

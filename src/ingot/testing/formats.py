@@ -156,11 +156,12 @@ class FormatSuite:
         refused = [name for name in STORAGE_DTYPES if self.format.refuses(self.item("x", (2, 4), name).spec)]
         assert refused == []
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_round_trip_of_a_dtype(self, dtype: str) -> None:
-        items = self.carried([self.item("x", (4, 6), dtype), self.item("y", (8,), dtype, 1)])
-        if items:
-            self.check(items)
+    def test_round_trip_of_each_dtype(self, subtests: pytest.Subtests) -> None:
+        for dtype in DTYPES:
+            with subtests.test(dtype):
+                items = self.carried([self.item("x", (4, 6), dtype), self.item("y", (8,), dtype, 1)])
+                if items:
+                    self.check(items)
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1, 1, 1, 1, 1, 1), (1000,)])
     def test_round_trip_of_a_shape(self, shape: tuple[int, ...]) -> None:

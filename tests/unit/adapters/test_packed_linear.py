@@ -21,7 +21,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.runtime.layers import packed_linear, rounded_inputs
 from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.packed import KINDS, PLAIN, matrix
+from tests.support.packed import KINDS, PLAIN, matrix
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

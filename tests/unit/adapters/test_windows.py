@@ -34,7 +34,7 @@ from ingot.runtime.evaluation.windows import cut_windows, read_windows, sample_p
 from ingot.runtime.loading.options import Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 TEXT = "in the 123 cafe, a thing in the end; then another one. " * 12
 

@@ -16,8 +16,8 @@ from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
-from ingot.testing.packed import PLAIN, matrix, weights_of
-from ingot.testing.reference.affine_matmul import gemm, matmul
+from tests.support.packed import PLAIN, matrix, weights_of
+from tests.support.reference.affine_matmul import gemm, matmul
 
 TYPES = ("f32", "f16", "bf16")
 KINDS = (

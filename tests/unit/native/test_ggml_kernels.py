@@ -13,7 +13,7 @@ from ingot.core.runtime import native
 from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.testing.reference.ggml import DECODERS
+from tests.support.reference.ggml import DECODERS
 
 decode = native.kernels.ggml_decode
 

@@ -8,7 +8,7 @@ import pytest
 from ingot.codecs.affine.blocks import PackedBlocks
 from ingot.core.runtime import native
 from ingot.errors import CodecError
-from ingot.testing.reference import affine, kv_cache
+from tests.support.reference import affine, kv_cache
 
 
 def unpacked(blocks: PackedBlocks) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

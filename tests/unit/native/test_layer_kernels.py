@@ -11,7 +11,7 @@ from ingot.codecs.affine.layer import DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.floats import as_bits
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.reference import layer as reference
+from tests.support.reference import layer as reference
 
 TYPES = {"f32": np.dtype("f4"), "f16": np.dtype("f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
 HIDDEN, BETWEEN, HEADS, SHARED, WIDTH = 64, 96, 6, 2, 16

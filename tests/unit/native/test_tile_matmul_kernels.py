@@ -14,7 +14,7 @@ from ingot.errors import CodecError
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.tensor import Array
-from ingot.testing.reference.affine_matmul import Weights, gemm
+from tests.support.reference.affine_matmul import Weights, gemm
 
 TYPES = ("bf16", "f16", "f32")
 

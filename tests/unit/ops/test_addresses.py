@@ -23,7 +23,7 @@ from ingot.stores.local_scheme import LocalScheme
 from ingot.stores.memory import shared_files
 from ingot.stores.scheme import Scheme
 from ingot.stores.table import STORES
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}
 

@@ -39,7 +39,7 @@ from ingot.model.part import Part
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalStore
 from ingot.testing.codecs import bits
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 ROOT = "6A4C1F0E-0000-4000-8000-000000000001"
 MANIFEST = {

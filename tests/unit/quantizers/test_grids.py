@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.quantizers.test_rounding import factors, matrix
 
 from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
 from ingot.codecs.table import CODECS
@@ -24,6 +23,7 @@ from ingot.quantization.factors import feedback_factor, no_factors
 from ingot.quantization.grid import OFFSETS, POINTS, Grid, Rounded
 from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
+from tests.unit.quantizers.test_rounding import factors, matrix
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)

@@ -16,7 +16,7 @@ from ingot.model.store import Listing
 from ingot.stores.local import LocalStore
 from ingot.stores.remote.hub import hub_address, hub_page
 from ingot.stores.table import from_url, locate, locate_model
-from ingot.testing.web import Fault, Request, WebServer
+from tests.support.web import Fault, Request, WebServer
 
 constants = pytest.importorskip("huggingface_hub.constants")
 COMMIT = "a" * 40

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ingot.errors import FormatError, IngotError
 from ingot.stores.memory import MemoryStore, MemoryTarget, shared_files
 from ingot.stores.table import from_url
-from ingot.testing.stores import ESCAPES, CountingStore, FaultyStore, FullTarget, StoreSuite, rule_of
+from ingot.testing.stores import ESCAPES, StoreSuite
+from tests.support.stores import CountingStore, FaultyStore, FullTarget, rule_of
 
 
 class TestMemoryStore(StoreSuite):

@@ -16,7 +16,7 @@ from ingot.errors import IngotError
 from ingot.stores.remote import transfer
 from ingot.stores.remote.cache import FOLDER, SIZE, RangeCache, range_cache
 from ingot.stores.table import from_url
-from ingot.testing.web import MODIFIED, Fault, Request, WebServer
+from tests.support.web import MODIFIED, Fault, Request, WebServer
 
 DATA = np.random.default_rng(0).bytes(1 << 20)
 

@@ -23,8 +23,9 @@ from ingot.stores.remote import client, pace, source, transfer
 from ingot.stores.remote.address import address_of, shown
 from ingot.stores.remote.store import RemoteStore
 from ingot.stores.table import from_url, locate, stage
-from ingot.testing.stores import StoreSuite, rule_of
-from ingot.testing.web import Fault, Request, WebServer
+from ingot.testing.stores import StoreSuite
+from tests.support.stores import rule_of
+from tests.support.web import Fault, Request, WebServer
 
 pytest.importorskip("obstore")
 DATA = np.random.default_rng(0).bytes(3 << 20)

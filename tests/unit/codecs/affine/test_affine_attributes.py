@@ -19,7 +19,7 @@ from ingot.model.part import memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, read_rows, repacks, zstd_part
-from ingot.testing.reference import affine as reference
+from tests.support.reference import affine as reference
 
 CODEC = AffineCodec()
 BASE = {"codec_version": 1, "axis": -1, "packing": "rows_lsb", "signed": False, "zeros": False, "dtype": "f32"}

@@ -17,7 +17,7 @@ from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor, part_of
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
-from ingot.testing.strategies import WHOLE_BYTE_DTYPES
+from tests.support.strategies import WHOLE_BYTE_DTYPES
 
 U64_MAX = 2**64 - 1
 

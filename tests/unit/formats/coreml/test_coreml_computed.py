@@ -16,7 +16,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore
-from ingot.testing.coreml import MODEL, WEIGHTS, Package, operation, sample
+from tests.support.coreml import MODEL, WEIGHTS, Package, operation, sample
 
 SHAPE = (16, 32)
 LUT = (1, 32, 16, 1)

@@ -22,8 +22,8 @@ from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.testing.formats import FormatSuite, Item, dense
-from ingot.testing.gguf import ARRAY, STRING, Value, build
-from ingot.testing.gguf import Item as Raw
+from tests.support.gguf import ARRAY, STRING, Value, build
+from tests.support.gguf import Item as Raw
 
 FORMAT = GgufFormat()
 

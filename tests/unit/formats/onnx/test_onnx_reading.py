@@ -19,8 +19,8 @@ from ingot.formats.onnx.types import TYPES
 from ingot.model.layouts.affine import AffineLayout
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
-from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor
-from ingot.testing.stores import CountingStore
+from tests.support.onnx import Graph, numbers, outside, packed, sample, tensor
+from tests.support.stores import CountingStore
 
 
 def read(graph: Graph | bytes, **files: bytes) -> dict[str, ingot.Tensor]:

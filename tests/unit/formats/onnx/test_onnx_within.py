@@ -20,7 +20,7 @@ from ingot.model.tensor import Tensor
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore
-from ingot.testing.onnx import (
+from tests.support.onnx import (
     Graph,
     floats_attribute,
     function,

@@ -25,7 +25,7 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import Item, feed
-from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor
+from tests.support.onnx import Graph, numbers, outside, packed, sample, tensor
 
 UP, SQUARE, HEAD = "model.layers.0.mlp.up_proj.weight", "onnx::MatMul_7", "lm_head.weight"
 

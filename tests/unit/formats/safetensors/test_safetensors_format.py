@@ -16,7 +16,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import FormatSuite, Item, dense, feed
-from ingot.testing.stores import FaultyStore
+from tests.support.stores import FaultyStore
 
 
 class TestSingleFile(FormatSuite):

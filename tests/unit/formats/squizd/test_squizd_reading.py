@@ -25,9 +25,9 @@ from ingot.inspect.findings import Finding
 from ingot.model.bytesource import MemorySource, Range, Ranged
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
-from ingot.testing.reading import read_all
-from ingot.testing.squizd import Made, squizd
-from ingot.testing.squizd_items import Item, dense, pruned, quantized
+from tests.support.reading import read_all
+from tests.support.squizd import Made, squizd
+from tests.support.squizd_items import Item, dense, pruned, quantized
 
 FORMAT = SquizdFormat()
 

@@ -27,8 +27,8 @@ from ingot.stores.local import LocalStore, LocalTarget
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.codecs import encode_parts
 from ingot.testing.formats import Item, feed
-from ingot.testing.stores import FullTarget
-from ingot.testing.wdelta import PARENT
+from tests.support.stores import FullTarget
+from tests.support.wdelta import PARENT
 
 FORMAT = WdeltaFormat()
 CONTENT = "blake3:" + "1" * 64

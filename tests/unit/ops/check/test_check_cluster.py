@@ -22,7 +22,7 @@ from ingot.cluster.messages import Task, WorkerLostError
 from ingot.cluster.pool import Processes
 from ingot.cluster.scheduler import run_tasks
 from ingot.errors import IngotError
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
 Check = Callable[..., Any]

@@ -17,8 +17,8 @@ from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.library.objects import MOST_DELTAS, Objects
 from ingot.stores.table import share
-from ingot.testing import model_folder
-from ingot.testing.libraries import contents, folder, moved, weights
+from tests.support import model_folder
+from tests.support.libraries import contents, folder, moved, weights
 
 
 def rule(call, *args, **kwargs):

@@ -23,8 +23,8 @@ from ingot.stores.local import LocalTarget
 from ingot.stores.remote import client, shared
 from ingot.stores.shared import SCRATCH
 from ingot.stores.table import share
-from ingot.testing.libraries import contents, folder, moved, weights
-from ingot.testing.web import Fault, WebServer
+from tests.support.libraries import contents, folder, moved, weights
+from tests.support.web import Fault, WebServer
 
 
 def rule(call, *args, **kwargs):
@@ -207,7 +207,7 @@ PRELUDE = """
 import os, signal, sys, time
 from pathlib import Path
 import ingot
-from ingot.testing.libraries import contents, folder, moved, weights
+from tests.support.libraries import contents, folder, moved, weights
 around = Path(sys.argv[1])
 library = ingot.Library(around / "library")
 

@@ -1,6 +1,6 @@
 """A web server for tests: files by ranges, an object store's few requests, and faults on purpose; loopback only.
 
-``python -m ingot.testing.web FOLDER [PORT]`` serves a folder by hand: as ``/name``, and by S3's requests as
+``python -m tests.support.web FOLDER [PORT]`` serves a folder by hand: as ``/name``, and by S3's requests as
 ``/bucket/name``.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from ingot.testing.bucket import Answer, Bucket, etag
+from tests.support.bucket import Answer, Bucket, etag
 
 MODIFIED = 1_700_000_000
 

@@ -1,4 +1,4 @@
-"""Levels and scales to ggml's blocks, in NumPy: the other way round than ``ingot.testing.reference.ggml``.
+"""Levels and scales to ggml's blocks, in NumPy: the other way round than ``tests.support.reference.ggml``.
 
 Packers take d and the minimum's scale as bytes [blocks, 1 or 2], steps and minimums [blocks, groups], and levels
 [blocks, elements] as the values that codes stand for.

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.testing.reference.ggml_pack import PACKERS
+from tests.support.reference.ggml_pack import PACKERS
 
 F = np.float32
 Nearest = Callable[[Array], Array]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.testing.reference.ggml_fields import f16, numbers
-from ingot.testing.reference.ggml_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from tests.support.reference.ggml_fields import f16, numbers
+from tests.support.reference.ggml_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 Decode = Callable[[Array], Array]
 

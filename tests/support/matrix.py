@@ -40,8 +40,8 @@ from ingot.model.tensor import Array, Tensor
 from ingot.naming.config import CONFIG
 from ingot.reporting.report import Texts
 from ingot.testing.encoding import repacked
-from ingot.testing.onnx import Graph, numbers
 from ingot.views.second import rounded_seconds
+from tests.support.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = (32, 256)

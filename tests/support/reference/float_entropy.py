@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.testing.reference import rans
-from ingot.testing.reference.frequencies import frequencies, frequency_table, ideal_bytes, read_frequencies
+from tests.support.reference import rans
+from tests.support.reference.frequencies import frequencies, frequency_table, ideal_bytes, read_frequencies
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

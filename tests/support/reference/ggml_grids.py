@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.codecs.blocks.grids import grid
 from ingot.model.tensor import Array
-from ingot.testing.reference.ggml_fields import f16, numbers
+from tests.support.reference.ggml_fields import f16, numbers
 
 _EIGHTH = np.float32(0.125)
 # Seven signs completed to eight: their number is even.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.floats import cast
-from ingot.testing.reference.palette import unpack
+from tests.support.reference.palette import unpack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

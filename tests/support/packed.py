@@ -9,8 +9,8 @@ import numpy as np
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
-from ingot.testing.reference import affine
-from ingot.testing.reference.affine_matmul import Weights
+from tests.support.reference import affine
+from tests.support.reference.affine_matmul import Weights
 
 PLAIN = AffineLayout(4, Group(32), "rows_lsb", True, NO_ZERO, "f32")
 KINDS = (

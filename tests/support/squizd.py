@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.core.bytes import checksums
 from ingot.core.parsing import cbor
-from ingot.testing.squizd_items import Item, fnv
+from tests.support.squizd_items import Item, fnv
 
 FLAGS = {b"ASTW": 1, b"TCAW": 2, b"INT4": 4, b"INT2": 32}
 SPARSE, EAGLE, ANE_COREML = 8, 16, 64

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.testing.reference import rans
-from ingot.testing.reference.float_entropy import RANS_LEAST, STREAMS, decode_huffman, encode_huffman, spread
-from ingot.testing.reference.frequencies import frequencies, frequency_table, log2_fixed, read_frequencies
+from tests.support.reference import rans
+from tests.support.reference.float_entropy import RANS_LEAST, STREAMS, decode_huffman, encode_huffman, spread
+from tests.support.reference.frequencies import frequencies, frequency_table, log2_fixed, read_frequencies
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

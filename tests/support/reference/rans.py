@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.testing.reference.frequencies import log2_fixed
+from tests.support.reference.frequencies import log2_fixed
 
 LANES, BARE, LEAST = 32, 64, 1 << 16
 HEAD = 3 + 4 * LANES

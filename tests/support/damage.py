@@ -27,7 +27,7 @@ from ingot.inspect.verify import examine
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.stores.memory import MemoryStore
-from ingot.testing import coreml, onnx
+from tests.support import coreml, onnx
 
 OUTCOMES = ("open", "decode", "verify", "harmless", "SILENT")
 """Refused on opening, while decoding, or by ``verify`` alone; nothing differs; something does, and nobody says so."""
