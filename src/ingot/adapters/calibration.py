@@ -9,7 +9,8 @@ from ingot.adapters.special_tokens import prefix_text
 from ingot.core.memory import format_size
 from ingot.core.options import about
 from ingot.model.report import Bytes, Figure, Line, Report, Shown, figures_of
-from ingot.ops.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME, AnyPath
+from ingot.ops.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

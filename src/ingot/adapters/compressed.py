@@ -6,9 +6,9 @@ from typing import Any
 
 from ingot.adapters import mlx_load, transformers
 from ingot.adapters.load_report import LoadReport
-from ingot.adapters.model_source import AnyPath
 from ingot.adapters.transformers_tokenizer import load_tokenizer
 from ingot.core.border import bordered
+from ingot.stores.location import AnyPath
 
 
 @bordered

@@ -10,7 +10,6 @@ from typing import Any
 
 from ingot.adapters.kv_options import KvUse
 from ingot.adapters.load_report import LoadReport
-from ingot.adapters.model_source import AnyPath
 from ingot.adapters.options import Draft, LoadOptions
 from ingot.adapters.serving import DRAFT_DECODERS, EAGLE
 from ingot.adapters.special_tokens import prompt_tokens
@@ -22,6 +21,7 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.ops.attachments import located, no_attachment
 from ingot.ops.convert.draft import config_of_draft
 from ingot.ops.open import open as open_checkpoint
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def draft_head(path: AnyPath, model: Any) -> Any:
     with open_checkpoint(path) as checkpoint, located(checkpoint.location):
         carried = checkpoint.attachments.draft
         if carried is None and "fc.weight" not in checkpoint:
-            error = no_attachment("draft", path)
+            error = no_attachment("draft", Location.parse(path))
             error.message += ", or name one that lies elsewhere with --draft-head PATH"
             raise error
         own = config_of_draft(checkpoint)

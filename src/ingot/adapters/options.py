@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ingot.adapters.kv_options import kv_cache
 from ingot.core.options import about
 from ingot.errors import UsageError
-from ingot.ops.options import AnyPath
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.adapters.load_report import LoadReport

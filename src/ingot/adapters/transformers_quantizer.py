@@ -44,7 +44,7 @@ from ingot.ops.dialects import of_config
 from ingot.ops.load.preparers import preparer_for
 from ingot.ops.open import detect, find
 from ingot.ops.save import save
-from ingot.stores.table import from_url, locate
+from ingot.stores.location import Location
 
 _LOGGER = logging.get_logger(__name__)
 METHOD = "ingot"
@@ -172,7 +172,7 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
     if asked is not None or options.get("gguf_file") or options.get("state_dict") is not None:
         return False
     try:
-        store, name = locate(path)
+        store, name = Location.parse(path).find()
         if name:
             return False
         if preparer_for(store) is not None:
@@ -246,7 +246,7 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
 
 def _has_stacks(path: Any) -> bool:
     """Return whether a stack selector decides which weights stay packed."""
-    return detect(*find(path))[0].name in STACK_SELECTORS
+    return detect(*find(Location.parse(path)))[0].name in STACK_SELECTORS
 
 
 def _require_no_revision(path: Any, revision: Any) -> None:
@@ -254,7 +254,7 @@ def _require_no_revision(path: Any, revision: Any) -> None:
     if revision in (None, "main"):
         return
     try:
-        locate(path)
+        Location.parse(path).find()
     except IngotError:
         raise UnsupportedError(
             f"expected the revision in the address, hf://org/name@revision, found {str(revision)[:80]!r} beside it",
@@ -306,7 +306,7 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    save(from_url(folder).url_of(_FILE), tensors)
+    save(Location.parse(folder).child(_FILE), tensors)
 
 
 def _tensors_of(model: Any) -> dict[str, Any]:

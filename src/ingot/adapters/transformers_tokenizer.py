@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from os import fspath
 from typing import Any
 
-from ingot.adapters.model_source import AnyPath, companions_folder
+from ingot.adapters.model_source import companions_folder
 from ingot.adapters.special_tokens import surrounding_tokens
 from ingot.adapters.transformers_config import EXTRA, one_line, read_json
 from ingot.core.config import MAX_CONFIG
@@ -18,6 +18,7 @@ from ingot.model.store import Store
 from ingot.ops.architectures import sentencepiece
 from ingot.ops.architectures.demo_vocabulary import FORMAT, expanded
 from ingot.ops.companions import is_weights
+from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import on_disk
 
 _FILE, _SETTINGS, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
@@ -33,7 +34,7 @@ _PROBE = (
 def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
     """Return the tokenizer of a model: in the folder ``path``, in that of the file, or in the file itself; else as
     ``tokenizer_in``."""
-    with companions_folder(path) as folder:
+    with companions_folder(Location.parse(path)) as folder:
         return tokenizer_in(folder, add_bos_token=add_bos_token)
 
 

@@ -14,7 +14,7 @@ from ingot.core.registry import Instances
 from ingot.errors import IngotError
 from ingot.model.store import Store
 from ingot.ops.check.options import InspectOptions
-from ingot.ops.options import AnyPath
+from ingot.stores.location import AnyPath, Location
 
 _HEAD = 16
 
@@ -58,7 +58,7 @@ def command(options: InspectOptions, json: Json = False) -> None:
     from ingot.ops.check.overview import describe
     from ingot.ops.open import find
 
-    store, name = find(options.path, "pread" if options.content_id else "auto")
+    store, name = find(Location.parse(options.path), "pread" if options.content_id else "auto")
     inspector = _inspector_for(store, name)
     if inspector is not None:
         inspector.show(options.path, options.tensors, json)

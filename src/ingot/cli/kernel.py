@@ -9,7 +9,7 @@ from ingot.cli.output import Json
 from ingot.cli.render import render
 from ingot.errors import UsageError
 from ingot.ops.ane.options import KernelOptions
-from ingot.ops.options import AnyPath
+from ingot.stores.location import AnyPath
 
 EPILOG = (
     "Examples:\n\n"

@@ -36,14 +36,14 @@ def command(
     Evaluated in half precision as the published description of the engine says; nothing has run on one.
     """
     from ingot.ops.ane.lut import lut, lut_report
-    from ingot.stores.table import write_file
+    from ingot.stores.location import Location
     from ingot.targets.ane.activation import FUNCTIONS
     from ingot.targets.ane.lut_plot import svg_plot, text_plot
 
     fitted = lut(options)
     function, _ = FUNCTIONS[options.name]
     if svg is not None:
-        write_file(svg, svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
+        Location.parse(svg).write(svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
     if plot and not json:
         print(text_plot(fitted, function))
     render(lut_report(options.name, fitted), json=json)

@@ -7,7 +7,7 @@ from ingot.cli.tables import line, table
 from ingot.errors import printable
 from ingot.formats.anek.header import is_unit
 from ingot.model.words import number, shape_text, size_text
-from ingot.ops.options import AnyPath
+from ingot.stores.location import AnyPath
 from ingot.targets.ane.program import is_program
 
 

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from os import PathLike, fspath
 from typing import Any
 
 from ingot.codecs.table import CODECS
@@ -27,9 +26,10 @@ from ingot.model.store import Listed, Store, Without
 from ingot.model.tensor import Tensor
 from ingot.ops.companions import Companions, find_companions
 from ingot.ops.dialects import Dialect, of_config, of_tensors
-from ingot.ops.missing import missing_path
+from ingot.ops.missing import missing_error
 from ingot.ops.squish.table import FOUR_BIT, THREE_BIT
-from ingot.stores.table import STORES, from_url, locate_model, location_of
+from ingot.stores.location import AnyPath, Location
+from ingot.stores.table import STORES
 
 STORES.add("library", "ingot.ops.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
 
@@ -172,7 +172,7 @@ def _decoding(tensor: Tensor) -> Tensor:
 
 @bordered
 def open(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+    path: AnyPath, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
     """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
 
@@ -200,7 +200,7 @@ def open(
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    return open_there(*find(path, io), io=io, verify=verify, max_decompressed=max_decompressed)
+    return open_there(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
 
 
 def open_there(
@@ -224,19 +224,19 @@ def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
 
 
 def _open_again(
-    location: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
+    url: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
 ) -> Checkpoint:
     """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
-    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
+    source = open_source(Location.parse(url), io=io, verify=verify, max_decompressed=max_decompressed)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
             "store.changed",
             "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
             "since; open it by its path",
-            where=location,
+            where=source.location,
         )
-    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity, max_decompressed)))
+    return checkpoint_of(source, lambda: (_open_again, (url, io, verify, identity, max_decompressed)))
 
 
 def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
@@ -263,40 +263,45 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
     return checkpoint
 
 
-def find(path: str | PathLike[str], io: str = "auto") -> tuple[Store, str]:
-    """Return the store that an artifact lies in, and its name there, which is empty for a folder; opens nothing.
+def find(location: Location, io: str = "auto") -> tuple[Store, str]:
+    """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and what the store raises.
+    Opens no file. Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if path == "":  # an unset variable of a shell; it would be the present folder
-        raise missing_path("")
+    if not location.given:  # an unset variable of a shell; it would be the current folder
+        raise missing_error(location)
     try:
-        return locate_model(path, io=io)
+        return location.find_model(io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
-            raise missing_path(fspath(path), error) from None
+            raise missing_error(location, error) from None
         raise
 
 
-def address_of(path: str | PathLike[str]) -> str:
-    """Return where another process finds an artifact; empty where none can. Errors as ``find``."""
-    store, name = find(path)
+def address_of(location: Location) -> str:
+    """Return the address at which another process finds an artifact; empty if no process can.
+
+    Raises the errors of ``find``.
+    """
+    store, name = find(location)
     return store.url_of(name)
 
 
-def path_here(path: str | PathLike[str], address: str) -> str | PathLike[str]:
-    """Return what another process has opened, for this one: ``path`` as it was given there, so that messages are the
-    same, where that leads to the same address; else the address."""
+def local_text(text: str, address: str) -> str:
+    """Return the text of a location that another process parsed, if it leads to the same address; else the address.
+
+    With the same text, messages are the same in both processes.
+    """
     try:
-        return path if address_of(path) == address else address
+        return text if address_of(Location.parse(text)) == address else address
     except IngotError:
         return address
 
 
 def open_source(
-    path: str | PathLike[str],
+    location: Location,
     *,
     io: str = "auto",
     verify: bool = True,
@@ -305,7 +310,7 @@ def open_source(
 ) -> Source:
     """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
     ignored."""
-    store, name = find(path, io)
+    store, name = find(location, io)
     if trust_index and not name:
         store = Without(store, unlisted_files(store))
     return open_found(store, name, verify=verify, max_decompressed=max_decompressed)
@@ -335,8 +340,7 @@ def _packed_tier(store: Store) -> Store | None:
     """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
     for tier in (FOUR_BIT, THREE_BIT):
         if tier.path in store.folders() and any(store.exists(mark) for mark in tier.marks):
-            path = store.local_path(tier.path)
-            return from_url(store.url_of(tier.path) if path is None else path)
+            return Location.in_store(store, tier.path).store()
     return None
 
 
@@ -357,16 +361,16 @@ def _located(error: IngotError, location: str) -> IngotError:
 
 
 def open_delta(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+    location: Location, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
     """Open what is to be applied to a base; see ``open``.
 
     A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
     """
-    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
+    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
         try:
-            source.catalog = read_pairs(source.catalog, location_of(path)) or source.catalog
+            source.catalog = read_pairs(source.catalog, location.display) or source.catalog
         except BaseException:
             source.close()
             raise

@@ -14,7 +14,7 @@ ROOMS = ("model", "codecs", "formats", "recipes", "engine", "ops", "adapters")
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
 
 HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.paths"}
-WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: stores.table.write_file
+WRITING = {"ingot.core.atomic.atomic_write"}  # only to paths: Location.write
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {

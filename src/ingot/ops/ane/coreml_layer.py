@@ -12,6 +12,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.ane.coreml_program import Execution, opened, with_program
 from ingot.ops.extract_options import LayerOptions
 from ingot.ops.views.names import rename, select
+from ingot.stores.location import Location
 
 SPATIAL = 32
 
@@ -62,7 +63,7 @@ def extract_layer(options: LayerOptions) -> LayerReport:
     codecs = {item.name: item.codec for item in report.tensors}
     rounded = any(item.error is not None and item.error["rms"] > 0 for item in report.tensors)
     return LayerReport(
-        path=str(options.out),
+        path=Location.parse(options.out).display,
         weight=name,
         bias=bias.name if bias is not None else None,
         codec=codecs[WEIGHT],

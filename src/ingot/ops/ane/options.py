@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.ops.options import AnyPath
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.targets.ane.activation import ActivationLut

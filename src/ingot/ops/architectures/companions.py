@@ -26,7 +26,7 @@ from ingot.ops.architectures import (
     vocabulary,
 )
 from ingot.ops.architectures.families import Family
-from ingot.stores.table import locate
+from ingot.stores.location import Location
 
 TOKENIZER, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 WHOLE = "tokenizer.huggingface.json"
@@ -49,7 +49,7 @@ def read_files(companions: Mapping[str, str]) -> dict[str, str]:
     for name in sorted(
         filter(_is_kept, companions), key=lambda name: order.index(name) if name in order else len(order)
     ):
-        store, file = locate(companions[name], io="pread")
+        store, file = Location.parse(companions[name]).find(io="pread")
         data = store.read(file, MAX_CONFIG * (8 if name == TOKENIZER else 1), RULE)
         try:
             found[name] = b64encode(data).decode() if name in SENTENCES else data.decode()

@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingot.core.options import about
-from ingot.ops.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, AnyPath, about_engine
+from ingot.ops.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from os import fspath
 
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
@@ -31,7 +30,7 @@ from ingot.ops.convert.draft import check_head
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Notes on what a format leaves to the writer: no errors however strict the check."""
@@ -66,15 +65,15 @@ def verify(options: VerifyOptions) -> list[Finding]:
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
-    mended = []
+    location, mended = Location.parse(options.path), []
     if options.repair and options.origin is not None:
-        for item in repair(options.path, options.origin):
+        for item in repair(location, Location.parse(options.origin)):
             message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
             mended.append(Finding("note", "seal.repaired", item.file, message))
     try:
-        source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
+        source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [finding_of(error, location_of(options.path))]
+        return [finding_of(error, location.display)]
     try:
         return [*examine(source, options.strict, options.progress, _by_tensor(options, source)), *mended]
     finally:
@@ -91,7 +90,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
         from ingot.ops.check.questions import CheckedFile
         from ingot.ops.cluster.spread import Query, ask, files_of
 
-        opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)
+        opened = CheckedFile(Location.parse(options.path).text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
         queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:

@@ -43,8 +43,8 @@ from ingot.model.artifact import Artifact
 from ingot.model.store import Joined, Store
 from ingot.ops.cluster.results import ResultCheck
 from ingot.stores.local import LocalTarget
+from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
-from ingot.stores.table import share
 
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
@@ -130,7 +130,7 @@ def distribute(
     """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
     ``TaskRunner``."""
     staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
-    folder = share(staging.share(), create=True)
+    folder = Location.parse(staging.share()).share(create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
     in_full = _files_in_full(plan, target) if staging.takes_over else None
@@ -348,7 +348,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
             raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
         plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
         _require_rows(task, plan, hashed)
-        folder, name = share(job.parts), f"{job.key}/{task.name}.{body.attempt}"
+        folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None

@@ -23,7 +23,7 @@ from ingot.engine.cluster.tasks import runs_of
 from ingot.engine.cluster.worker import worker_name
 from ingot.errors import FormatError, IntegrityError
 from ingot.ops.identity import same_identity
-from ingot.ops.open import path_here
+from ingot.ops.open import local_text
 
 Options = TypeVar("Options", bound=Struct)
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
@@ -189,8 +189,8 @@ def _opened(
     opened: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
 ) -> Iterator[Opened[Item]]:
     """Open items, and prove the files to be those that the driver has opened; errors as ``ask``."""
-    paths = {name: path_here(getattr(files.options, name), url) for name, url in files.addresses.items()}
-    with opened(structs.replace(files.options, **paths)) as items:
+    texts = {name: local_text(getattr(files.options, name), url) for name, url in files.addresses.items()}
+    with opened(structs.replace(files.options, **texts)) as items:
         if not same_identity(items.identity, files.identity):
             raise IntegrityError(
                 "cluster.source",

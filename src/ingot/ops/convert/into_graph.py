@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 
 import numpy as np
 
@@ -32,8 +31,8 @@ from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.views.attach import each
 from ingot.ops.views.turn import turned_matrix
 from ingot.ops.views.turn_bytes import turned_bytes
+from ingot.stores.location import AnyPath, Location
 
-AnyPath = str | PathLike[str]
 _BITS = 4
 _SHOWN = 20
 
@@ -56,14 +55,15 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
         ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together;
         each is named.
     """
-    source = open_source(path, io="pread")
+    location = Location.parse(path)
+    source = open_source(location, io="pread")
     try:
-        graph = _opened(source, path)
+        graph = _opened(source, location)
         matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
-        makes, said = matched.makes(), [fspath(path), *source.identity()]
+        makes, said = matched.makes(), [location.text, *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close, origins=origins)
+        view = derived(checkpoint, tensors, into_graph, location.text, said, also_close=source.close, origins=origins)
     except BaseException:
         source.close()
         raise
@@ -76,10 +76,10 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
     return view, matched.stays()
 
 
-def _opened(source: Source, path: AnyPath) -> Checkpoint:
+def _opened(source: Source, location: Location) -> Checkpoint:
     graph = checkpoint_of(source)
     if graph.attachments.graph is None:
-        raise no_attachment("graph", path)
+        raise no_attachment("graph", location)
     return graph
 
 

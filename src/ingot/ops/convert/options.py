@@ -19,10 +19,10 @@ from ingot.ops.options import (
     PROGRESS,
     RESUME,
     THREADS,
-    AnyPath,
     Digest,
     about_engine,
 )
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback

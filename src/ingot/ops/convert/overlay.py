@@ -7,7 +7,7 @@ from dataclasses import replace
 from ingot.errors import UsageError
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import Destination
-from ingot.stores.table import locate, location_of
+from ingot.stores.location import Location
 
 _RULE = "convert.overlay"
 
@@ -31,14 +31,15 @@ def laid_over(place: Destination, options: ConvertOptions) -> Destination:
             f"expected one file of a format that refers to others, such as x.zt with --container 2; found a "
             f"{'folder' if place.directory else 'file'} of format {format.name}",
             rule=_RULE,
-            where=place.location,
+            where=place.display,
         )
-    store, name = locate(options.overlay)
+    base = Location.parse(options.overlay)
+    store, name = base.find()
     if not name or place.url != store.url_of(place.name) or name == place.name:
         raise UsageError(
             "expected the base as another file in the folder of the overlay, where readers look for it; copy or link "
             "it there",
             rule=_RULE,
-            where=location_of(options.overlay),
+            where=base.display,
         )
     return replace(place, format=format.overlay(store, name, place.name, options.digest))

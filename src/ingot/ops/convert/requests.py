@@ -32,7 +32,7 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
         raise UsageError(
             f"expected a folder as destination and a format that shards, found format {target.format.name}",
             rule="convert.shard",
-            where=target.location,
+            where=target.display,
         )
     usual = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     size = usual if shard is None else parse_size(shard)

@@ -21,7 +21,7 @@ from ingot.quantizers.choice import Asked, asked
 from ingot.quantizers.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 # Who runs models lies above this room.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.adapters.calibrate:statistics_of"),))
@@ -117,7 +117,9 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
         statistics = known()  # another model's are refused before anything is read
         notes += [_NO_PREFIX] if statistics.model_id is not None and WINDOW_PREFIX not in statistics.metadata else []
     stated = options.calibration
-    source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
+    source = (
+        "samples of the model" if stated is None or isinstance(stated, Statistics) else Location.parse(stated).display
+    )
     folds = folded(view, recipe, choices, known, source)
     rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
     return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)

@@ -25,6 +25,7 @@ from ingot.model.view import Rows, assemble
 from ingot.ops.cluster.spread import Opened, Query, ask, files_of
 from ingot.ops.identity import tensor_digest
 from ingot.ops.open import Source, open_source, weights_of
+from ingot.stores.location import Location
 
 R = TypeVar("R")
 
@@ -173,7 +174,8 @@ class ByWorkers:
 def open_pairs(files: PairFiles) -> Iterator[Opened[Both]]:
     """Open both again, in a worker."""
     more: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
-    with closing(open_source(files.base, **more)) as first, closing(open_source(files.tuned, **more)) as second:
+    locations = Location.parse(files.base), Location.parse(files.tuned)
+    with closing(open_source(locations[0], **more)) as first, closing(open_source(locations[1], **more)) as second:
         base, tuned = weights_of(first), weights_of(second)
         yield Opened(list(pairs_of(base, tuned).values()), [base.identity(), tuned.identity()])
 

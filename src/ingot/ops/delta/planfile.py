@@ -27,6 +27,7 @@ from ingot.ops.convert.planfile import RULE, VERSION, SourceData, TargetData, re
 from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.destination import Destination
 from ingot.ops.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.stores.location import Location
 
 Kind = Literal["diff", "patch"]
 
@@ -149,13 +150,15 @@ def shared(address: str) -> OpenedDeltaPlan:
     IntegrityError
         ``plan.source``: a source is not what the plan was made for.
     """
-    data = read_plan(address, DeltaPlanData)
+    data = read_plan(Location.parse(address), DeltaPlanData)
     with ExitStack() as stack:
         checkpoints = []
         for number, told in enumerate(data.sources):
             is_delta = number > 0 and data.kind == "patch"
             opened = open_delta if is_delta else open_source
-            source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
+            source = opened(
+                Location.parse(told.url), io=told.io, verify=told.verify, max_decompressed=told.max_decompressed
+            )
             stack.callback(source.close)
             checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)

@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.core.options import about
-from ingot.ops.options import MAX_DECOMPRESSED, OVERWRITE, PROGRESS, AnyPath
+from ingot.ops.options import MAX_DECOMPRESSED, OVERWRITE, PROGRESS
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback

@@ -35,6 +35,7 @@ from ingot.ops.open import Source, open_source
 from ingot.ops.squish.directory import Directory
 from ingot.ops.squish.options import Int4Options
 from ingot.ops.squish.resumed import resumed
+from ingot.stores.location import Location
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
 """Columns that share a scale: by default, at least, at most."""
@@ -127,7 +128,7 @@ def add_int4(options: Int4Options) -> Int4Report:
     """
     started = time.perf_counter()
     _require_group(options)
-    directory = Directory(options.path)
+    directory = Directory(Location.parse(options.path))
     with directory.locked():
         planned, taken = resumed(
             lambda resume: _add(directory.join(resume=resume), options),
@@ -153,7 +154,7 @@ def add_int4(options: Int4Options) -> Int4Report:
 def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
     """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
     with staging:
-        source = open_source(options.path, io="pread")
+        source = open_source(Location.parse(options.path), io="pread")
         try:
             planned = _plan(source, options)
             if not planned.plan.steps:

@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingot.core.options import about
-from ingot.ops.options import MAX_RAM, PROGRESS, THREADS, AnyPath
+from ingot.ops.options import MAX_RAM, PROGRESS, THREADS
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.progress import ProgressCallback
