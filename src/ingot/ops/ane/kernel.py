@@ -147,14 +147,15 @@ def pack_model(
     UsageError
         ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and those of ``pack_kernel``.
     """
-    destination, known = Location.parse(folder), load_chip(chip)
+    location, destination = Location.parse(path), Location.parse(folder)
+    known = load_chip(chip)
     assumptions = parse_assumptions(assume, [known.name])
     known = assumptions.apply(known)
     reports: list[KernelReport] = []
     refused: dict[str, str] = {}
     units: dict[str, tuple[str, str]] = {}
     with (
-        open_checkpoint(path) as checkpoint,
+        open_checkpoint(location) as checkpoint,
         destination.stage(Replaced(overwrite, _require_units), directory=True) as staging,
     ):
         target = LocalTarget(staging.files)
@@ -176,7 +177,7 @@ def pack_model(
             raise UsageError(
                 f"expected kernels that {known.name} takes, found none",
                 rule="ane.kernels",
-                where=Location.parse(path).display,
+                where=location.display,
             )
         index = Index(known.name, known.target, units, refused)
         _write(target, INDEX, index.to_bytes())

@@ -167,7 +167,7 @@ def compare(options: CompareOptions) -> CompareReport:
     is_elsewhere(options.engine, options.address)  # refused before anything is read
     a, b = Location.parse(options.a), Location.parse(options.b)
     with sides(options) as (first, second):
-        results = compared(first, second, options.progress, _by_pair(options, first, second))
+        results = compared(first, second, options.progress, _by_pair(options, (a, b), (first, second)))
         unread = [
             f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
             for checkpoint in (first, second)
@@ -207,7 +207,9 @@ def compared(
     return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
 
 
-def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
+def _by_pair(
+    options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
+) -> ByPair:
     """Return the comparison of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return _here
@@ -217,10 +219,10 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
         from ingot.ops.check.questions import ComparedFiles
         from ingot.ops.cluster.spread import Query, ask, files_of
 
-        a, b = Location.parse(options.a), Location.parse(options.b)
+        a, b = locations
         opened = ComparedFiles(a.text, b.text, options.max_decompressed)
         addresses = {"a": address_of(a), "b": address_of(b)}
-        files = files_of(opened, addresses, [first.identity(), second.identity()])
+        files = files_of(opened, addresses, [checkpoint.identity() for checkpoint in checkpoints])
         queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("compare", files, queries, pool, state)

@@ -75,12 +75,12 @@ def verify(options: VerifyOptions) -> list[Finding]:
     except (FormatError, IntegrityError) as error:
         return [finding_of(error, location.display)]
     try:
-        return [*examine(source, options.strict, options.progress, _by_tensor(options, source)), *mended]
+        return [*examine(source, options.strict, options.progress, _by_tensor(options, location, source)), *mended]
     finally:
         source.close()
 
 
-def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
+def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> ByTensor:
     """Return the check of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
@@ -90,7 +90,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
         from ingot.ops.check.questions import CheckedFile
         from ingot.ops.cluster.spread import Query, ask, files_of
 
-        opened = CheckedFile(Location.parse(options.path).text, options.io, options.max_decompressed)
+        opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
         queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:

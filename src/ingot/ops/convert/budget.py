@@ -154,6 +154,7 @@ class _Budget:
 
     def __init__(self, options: ConvertOptions, prepare: Prepare, convert: Convert, file: Location | None) -> None:
         self._options, self._prepare, self._file = options, prepare, file
+        self._source = Location.parse(options.src)
         self._plain = replace(
             options,
             target_size=None,
@@ -248,7 +249,7 @@ class _Budget:
                 f"measured is {min(step.kl.mean for step in steps):.6g} nats a token over {self._trial.over}, found "
                 f"--max-kl {limit:g}",
                 rule=RULE,
-                where=Location.parse(self._options.src).display,
+                where=self._source.display,
             )
         return held.allocation, steps
 
@@ -312,7 +313,7 @@ class _Budget:
                 yield opened
         elif calibrated:
             self._taken = _CALIBRATE["model"](
-                self._options.src, max_ram=self._options.max_ram, progress=self._options.progress
+                self._source, max_ram=self._options.max_ram, progress=self._options.progress
             )
             yield self._taken
         else:
@@ -348,7 +349,7 @@ class _Budget:
                     f"expected a target of at least {size} bytes ({target.bits(size):.3f} bits per weight), which the "
                     f"smallest of these types take; found {most} bytes ({target.bits(most):.3f})",
                     rule=RULE,
-                    where=Location.parse(self._options.src).display,
+                    where=self._source.display,
                 )
             best = found, size
         return best

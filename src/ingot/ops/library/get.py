@@ -71,7 +71,8 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
     names = [file.name for file in manifest.files]
     replaced = Replaced(options.overwrite, partial(require_ours, also=frozenset(names)))
     state = Progress(manifest.size, options.progress)
-    with Location.parse(options.dst).stage(replaced, directory=manifest.folder) as staging:
+    destination = Location.parse(options.dst)
+    with destination.stage(replaced, directory=manifest.folder) as staging:
         staging.require_room(manifest.size)
         target = LocalTarget(staging.files)
         made = []
@@ -85,7 +86,7 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
                 sink.close()
             made.append(name)
         staging.publish(made)
-    return Got(manifest.name, Location.parse(options.dst).display, len(made), manifest.size)
+    return Got(manifest.name, destination.display, len(made), manifest.size)
 
 
 def _converted(place: Place, manifest: Manifest, options: GetOptions) -> Got:

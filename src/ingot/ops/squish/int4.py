@@ -128,10 +128,11 @@ def add_int4(options: Int4Options) -> Int4Report:
     """
     started = time.perf_counter()
     _require_group(options)
-    directory = Directory(Location.parse(options.path))
+    location = Location.parse(options.path)
+    directory = Directory(location)
     with directory.locked():
         planned, taken = resumed(
-            lambda resume: _add(directory.join(resume=resume), options),
+            lambda resume: _add(directory.join(resume=resume), location, options),
             lambda: directory.join(resume=False).discard(),
         )
         if options.drop_int8:
@@ -151,10 +152,10 @@ def add_int4(options: Int4Options) -> Int4Report:
     )
 
 
-def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
+def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
     """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
     with staging:
-        source = open_source(Location.parse(options.path), io="pread")
+        source = open_source(location, io="pread")
         try:
             planned = _plan(source, options)
             if not planned.plan.steps:

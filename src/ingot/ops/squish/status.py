@@ -114,13 +114,13 @@ def dropped_report(path: AnyPath, dropped: Sequence[TierStatus]) -> Report:
 
 def is_squish_directory(path: AnyPath) -> bool:
     """Return whether this folder contains Squish arrays or a tier."""
-    return _squish_store(path) is not None
+    return _squish_store(Location.parse(path)) is not None
 
 
-def _squish_store(path: AnyPath) -> Store | None:
+def _squish_store(location: Location) -> Store | None:
     """Return a Squish directory as a store; None for anything else."""
     try:
-        store, name = Location.parse(path).find()
+        store, name = location.find()
     except IngotError:
         return None
     return store if not name and holds_tiers(store) else None
@@ -147,20 +147,21 @@ def status(path: AnyPath) -> list[TierStatus]:
     UsageError
         ``tier.no-directory``: the folder is no Squish directory.
     """
-    store = _squish_store(path)
+    location = Location.parse(path)
+    store = _squish_store(location)
     if store is None:
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/ "
             "(make one with `ingot convert SRC DIR --format npydir`)",
             rule="tier.no-directory",
-            where=Location.parse(path).display,
+            where=location.display,
         )
     return [status_of(store, tier) for tier in TIERS.values()]
 
 
 def is_built(path: AnyPath, tier: str) -> bool:
     """Return whether a tier of this directory is complete; False if there is no such directory."""
-    store = _squish_store(path)
+    store = _squish_store(Location.parse(path))
     return store is not None and status_of(store, tier_of(tier)).usable
 
 
