@@ -316,9 +316,9 @@ class OpenedPlan:
         self.checkpoint.close()
 
 
-def shared(address: str) -> OpenedPlan:
+def shared(location: Location) -> OpenedPlan:
     """Open a plan, in a worker's process; errors as ``execute``."""
-    return open_plan(read_plan(Location.parse(address), PlanData))
+    return open_plan(read_plan(location, PlanData))
 
 
 def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:

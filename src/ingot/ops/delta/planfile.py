@@ -140,7 +140,7 @@ class OpenedDeltaPlan:
         return WriteOptions(told.digest, told.max_shard, told.compact)
 
 
-def shared(address: str) -> OpenedDeltaPlan:
+def shared(location: Location) -> OpenedDeltaPlan:
     """Open a plan, in a worker's process.
 
     Raises
@@ -150,7 +150,7 @@ def shared(address: str) -> OpenedDeltaPlan:
     IntegrityError
         ``plan.source``: a source is not what the plan was made for.
     """
-    data = read_plan(Location.parse(address), DeltaPlanData)
+    data = read_plan(location, DeltaPlanData)
     with ExitStack() as stack:
         checkpoints = []
         for number, told in enumerate(data.sources):
