@@ -7,7 +7,6 @@ from typing import Protocol
 
 import typer
 
-from ingot.artifacts.options import AnyPath
 from ingot.cli.derive import derived
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
@@ -15,6 +14,7 @@ from ingot.core.registry import Instances
 from ingot.errors import IngotError
 from ingot.inspect.options import InspectOptions
 from ingot.model.store import Store
+from ingot.stores.location import AnyPath, Location
 
 _HEAD = 16
 
@@ -58,7 +58,7 @@ def command(options: InspectOptions, json: Json = False) -> None:
     from ingot.artifacts.open import find
     from ingot.inspect.overview import describe
 
-    store, name = find(options.path, "pread" if options.content_id else "auto")
+    store, name = find(Location.parse(options.path), "pread" if options.content_id else "auto")
     inspector = _inspector_for(store, name)
     if inspector is not None:
         inspector.show(options.path, options.tensors, json)
