@@ -25,6 +25,7 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.planfile import plan_json
 from ingot.delta import planfile
 from ingot.errors import IngotError, UsageError
+from ingot.stores.location import Location
 from ingot.stores.memory import MemoryTarget, shared_files
 from tests.fuzz.common import VALUES, as_json, changed, fuzz
 from tests.support.reading import checked
@@ -132,7 +133,7 @@ def run_conversion(raw: bytes) -> None:
 
 def run_delta(raw: bytes) -> None:
     """Open a plan of a diff or patch as a worker does, and make its steps."""
-    opened = planfile.shared("memory:fuzz/q.json")
+    opened = planfile.shared(Location.parse("memory:fuzz/q.json"))
     try:
         plan = opened.plan(range(len(opened.names)))
         opened.hashed(range(len(opened.names)))

@@ -39,6 +39,7 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.config import CONFIG
 from ingot.reporting.report import Texts
+from ingot.stores.location import Location
 from ingot.testing.encoding import repacked
 from ingot.views.second import rounded_seconds
 from tests.support.onnx import Graph, numbers
@@ -160,7 +161,10 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
     format = FORMATS[target]
     held = _alone(source, {CONFIG: str(config)})
     with viewed(
-        held, Destination("", True, format, format.file_name(STEM)), ConvertOptions("", "", no_tokenizer=True), {}
+        held,
+        Destination(Location.parse(""), True, format, format.file_name(STEM)),
+        ConvertOptions("", "", no_tokenizer=True),
+        {},
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
         known = packed and all(as_stored(tensor, format, "") is not None for tensor in view.values())

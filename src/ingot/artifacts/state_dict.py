@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import Source, open_source, weights_of
@@ -16,6 +15,7 @@ from ingot.formats.shared.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
+from ingot.stores.location import AnyPath, Location
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
 _NAME = "<bytes>"
@@ -52,7 +52,7 @@ def save_bytes(
 
 
 def opened(
-    weights: str | PathLike[str] | Mapping[str, Any],
+    weights: AnyPath | Mapping[str, Any],
     *,
     io: str = "auto",
     verify: bool = True,
@@ -64,7 +64,7 @@ def opened(
     its digest over the whole file, stay with its tensors.
     """
     if not isinstance(weights, Mapping):
-        return open_source(weights, io=io, verify=verify, max_decompressed=max_decompressed)
+        return open_source(Location.parse(weights), io=io, verify=verify, max_decompressed=max_decompressed)
     catalog = Catalog({item.name: item for item in named_tensors(weights)})
     source = _StateSource(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)
     if isinstance(weights, Checkpoint):

@@ -11,6 +11,7 @@ from ingot.cli.output import Json, print_json, progress_bar
 from ingot.cli.render import render
 from ingot.core.options import About
 from ingot.errors import UsageError, printable
+from ingot.stores.location import Location
 
 EPILOG = (
     "Examples:\n\n"
@@ -92,14 +93,15 @@ def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
     """Take out the draft head; return its figures, and a line for people."""
     from ingot.artifacts.attachments import extract_draft
 
-    shape, where = extract_draft(options), printable(str(options.out))
+    shape, out = extract_draft(options), Location.parse(options.out).display
+    where = printable(out)
     if shape is None:
-        return {"path": options.out}, f"{where}: draft head without names"
+        return {"path": out}, f"{where}: draft head without names"
     line = (
         f"{where}: draft head, {shape.layers} layer(s), hidden size {shape.hidden}, vocabulary {shape.draft_vocab} of "
         f"{shape.vocab}"
     )
-    return {"path": options.out, **asdict(shape)}, line
+    return {"path": out, **asdict(shape)}, line
 
 
 def _coreml(options: CoremlOptions) -> tuple[dict[str, Any], str]:

@@ -25,6 +25,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
+from ingot.stores.location import Location
 
 REFUSED = "refused"
 
@@ -109,7 +110,7 @@ def matrix(options: MatrixOptions) -> Matrix:
         formats = [FORMATS.get_or_refuse(name) for name in options.to]
     else:
         formats = [format for _, format in FORMATS.available()]
-    source = open_source(options.src, io=options.io, verify=options.verify)
+    source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)
         dialect = source.dialect()
@@ -126,7 +127,7 @@ def _ways(
     source: Source, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
 ) -> Iterator[Way]:
     """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
-    place = Destination("", True, format, format.file_name(STEM))
+    place = Destination(Location.parse(""), True, format, format.file_name(STEM))
     keep_names = options.keep_names or adapter is not None
     wanted = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
     checkpoint = checkpoint_of(source)

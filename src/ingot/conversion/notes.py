@@ -70,7 +70,7 @@ class SourceFacts:
 
 def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts) -> list[str]:
     """Return the commands that run what was made; one that checks it where nothing is known to."""
-    path = _plain(place.location)
+    path = _plain(place.display)
     made = Made(
         path,
         path if not (place.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",

@@ -15,7 +15,6 @@ import ingot
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.identity import same_identity
 from ingot.artifacts.open import Source, checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.conversion.plan import ConvertPlan
@@ -37,7 +36,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
-from ingot.stores.table import locate, location_of, write_file
+from ingot.stores.location import AnyPath, Location
 
 VERSION = 6
 """Of the fields and of what they mean; another one is refused, never guessed at."""
@@ -173,11 +172,11 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 
 
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
-    """Write a prepared conversion to a file, replaced if it is there.
+    """Write a prepared conversion to a file; an existing file is replaced.
 
-    Errors as ``plan_json`` and ``stores.table.write_file``.
+    Raises the errors of ``plan_json`` and ``Location.write``.
     """
-    write_file(path, plan_json(prepared, options))
+    Location.parse(path).write(plan_json(prepared, options))
 
 
 def _target_text(place: Destination) -> str:
@@ -185,10 +184,10 @@ def _target_text(place: Destination) -> str:
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return where another process finds a file or folder."""
+    """Return the address at which another process finds a file or folder."""
     if path is None:
         return None
-    store, name = locate(path)
+    store, name = Location.parse(path).find()
     return store.url_of(name)
 
 
@@ -214,20 +213,21 @@ def execute(options: ExecuteOptions) -> ConvertReport:
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    data = read_plan(options.plan, PlanData)
-    with _prepared(data, options.out) as prepared:
+    data = read_plan(Location.parse(options.plan), PlanData)
+    out = None if options.out is None else Location.parse(options.out)
+    with _prepared(data, out) as prepared:
         progress = Progress(prepared.plan.in_bytes, options.progress)
         resources = Resources(options.max_ram, options.threads, progress)
         report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def read_plan(path: AnyPath, kind: type[P]) -> P:
-    """Return the plan of some kind that a file holds; errors as ``execute`` and ``stores.table.locate``."""
-    where = location_of(path)
-    store, name = locate(path)
+def read_plan(location: Location, kind: type[P]) -> P:
+    """Return a plan of the given type; raise the errors of ``execute`` and ``Location.find``."""
+    where = location.display
+    store, name = location.find()
     if not name:
-        raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)
+        raise UsageError("this is a folder; name the file of a plan", rule="open.missing", where=where)
     found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
     if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
         raise FormatError(
@@ -242,7 +242,7 @@ def read_plan(path: AnyPath, kind: type[P]) -> P:
         raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
 
 
-def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
+def _prepared(data: PlanData, out: Location | None) -> Prepared:
     """Open what a plan reads and make its steps again; errors as ``execute``."""
     opened = open_plan(data, out)
     try:
@@ -317,17 +317,17 @@ class OpenedPlan:
         self.checkpoint.close()
 
 
-def shared(address: str) -> OpenedPlan:
+def shared(location: Location) -> OpenedPlan:
     """Open a plan, in a worker's process; errors as ``execute``."""
-    return open_plan(read_plan(address, PlanData))
+    return open_plan(read_plan(location, PlanData))
 
 
-def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
+def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
     """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
-    place = destination(data.target.path if out is None else out, data.target.format)
+    place = destination(Location.parse(data.target.path) if out is None else out, data.target.format)
     told = data.source
     source = open_source(
-        told.url,
+        Location.parse(told.url),
         io=told.io,
         verify=told.verify,
         max_decompressed=told.max_decompressed,
@@ -338,7 +338,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         refuse_same(source, place)
         place = for_source(place, source)
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
-        options = ConvertOptions(data.source.url, place.url, **named)
+        options = ConvertOptions(data.source.url, place.location, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
         view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close

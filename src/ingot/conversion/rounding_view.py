@@ -20,7 +20,7 @@ from ingot.quantization.outcome_text import few, outcome_lines
 from ingot.quantization.tensor import Knowing, Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe, Rotate
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 from ingot.views.folding.fold import changed_names
 from ingot.views.folding.graph import Graph, graph_of
 from ingot.views.folding.rotate import Rotated, rotated
@@ -122,7 +122,9 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
         statistics = known()  # another model's are refused before anything is read
         notes += [_NO_PREFIX] if statistics.model_id is not None and WINDOW_PREFIX not in statistics.metadata else []
     stated = options.calibration
-    source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
+    source = (
+        "samples of the model" if stated is None or isinstance(stated, Statistics) else Location.parse(stated).display
+    )
     folds = folded(view, recipe, choices, known, source)
     rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
     return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)

@@ -58,7 +58,7 @@ from ingot.recipes.load import load_recipe
 from ingot.recipes.patterns import Patterns
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Report, Shown
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
 from ingot.views.rounded_view import Rounding
@@ -89,25 +89,29 @@ def convert(options: ConvertOptions) -> ConvertReport:
     options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
-    report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
+    report = reports[0] if options.tp is None else of_ranks(reports, Location.parse(options.dst))
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
-    own = options if rank is None else replace(options, dst=folder_of(options.dst, rank))
-    with _prepare(within(own), rank) as prepared:
+    with _prepare(within(_for_rank(options, rank)), rank) as prepared:
         require_layers(prepared.plan.steps, prepared.plan.format)
         planned, read = prepared.plan.in_bytes, prepared.read
         every, before = (1, 0) if rank is None else (rank.size, rank.rank)
         total, done = every * (planned + read), before * (planned + read) + read
         resources = Resources(options.max_ram, options.threads, Progress(total, options.progress, done=done))
         if rank is not None:
-            require_folder(options.dst, rank.size)
+            require_folder(Location.parse(options.dst), rank.size)
         if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
             facts = SourceFacts.from_source(prepared.source)
             return _report(prepared, as_executed(prepared.plan, prepared.place), facts)
         cluster = _cluster(prepared, options)
         return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
+
+
+def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
+    """Return the options with the folder of one rank as the destination."""
+    return options if rank is None else replace(options, dst=folder_of(Location.parse(options.dst), rank))
 
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
@@ -184,18 +188,19 @@ def _planned(options: ConvertOptions) -> Prepared:
     """Return what ``prepare`` does, also of a folder in which nothing is packed: a budget begins with that."""
     options, budget = budgeted(options, _planned, convert, publish=False)
     rank = ranks_of(options)[0]
-    prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
+    prepared = _prepare(_for_rank(options, rank), rank)
     return replace(prepared, budget=budget)
 
 
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
-    place, recipe = destination(options.dst, options.format, options.container), options.recipe
+    place = destination(Location.parse(options.dst), options.format, options.container)
+    recipe = options.recipe
     target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     recipe = turned_first(recipe, options.rotate)
     source = open_source(
-        options.src,
+        Location.parse(options.src),
         io=options.io,
         verify=options.verify,
         max_decompressed=options.max_decompressed,
@@ -329,7 +334,7 @@ def refuse_same(source: Source, target: Destination) -> None:
         raise UsageError(
             "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",
-            where=target.location,
+            where=target.display,
         )
 
 
@@ -379,7 +384,7 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
     return ConvertReport(
         source=facts.location,
-        destination=prepared.place.location,
+        destination=prepared.place.display,
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=tensors,

@@ -25,6 +25,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import Made, Many
 from ingot.model.reading.view import Rows, assemble
 from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
 
 R = TypeVar("R")
 
@@ -173,7 +174,8 @@ class ByWorkers:
 def open_pairs(files: PairFiles) -> Iterator[Opened[Both]]:
     """Open both again, in a worker."""
     more: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
-    with closing(open_source(files.base, **more)) as first, closing(open_source(files.tuned, **more)) as second:
+    locations = Location.parse(files.base), Location.parse(files.tuned)
+    with closing(open_source(locations[0], **more)) as first, closing(open_source(locations[1], **more)) as second:
         base, tuned = weights_of(first), weights_of(second)
         yield Opened(list(pairs_of(base, tuned).values()), [base.identity(), tuned.identity()])
 

@@ -28,6 +28,7 @@ from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
+from ingot.stores.location import Location
 
 Kind = Literal["diff", "patch"]
 
@@ -140,7 +141,7 @@ class OpenedDeltaPlan:
         return WriteOptions(told.digest, told.max_shard, told.compact)
 
 
-def shared(address: str) -> OpenedDeltaPlan:
+def shared(location: Location) -> OpenedDeltaPlan:
     """Open a plan, in a worker's process.
 
     Raises
@@ -150,13 +151,15 @@ def shared(address: str) -> OpenedDeltaPlan:
     IntegrityError
         ``plan.source``: a source is not what the plan was made for.
     """
-    data = read_plan(address, DeltaPlanData)
+    data = read_plan(location, DeltaPlanData)
     with ExitStack() as stack:
         checkpoints = []
         for number, told in enumerate(data.sources):
             is_delta = number > 0 and data.kind == "patch"
             opened = open_delta if is_delta else open_source
-            source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
+            source = opened(
+                Location.parse(told.url), io=told.io, verify=told.verify, max_decompressed=told.max_decompressed
+            )
             stack.callback(source.close)
             checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from os import fspath
 from typing import Any, overload
 
 import numpy as np
@@ -43,7 +42,7 @@ from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Shown, Table, Texts
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
 _NONE = ErrorStats()
@@ -166,16 +165,17 @@ def compare(options: CompareOptions) -> CompareReport:
         What opening and decoding raise, and with workers ``ops.cluster.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is read
+    a, b = Location.parse(options.a), Location.parse(options.b)
     with sides(options) as (first, second):
-        results = compared(first, second, options.progress, _by_pair(options, first, second))
+        results = compared(first, second, options.progress, _by_pair(options, (a, b), (first, second)))
         unread = [
             f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
             for checkpoint in (first, second)
             if checkpoint.unread
         ]
-        adapters = {path: adapter_in(side, path) for path, side in ((options.a, first), (options.b, second))}
-    notes = [f"{location_of(path)}: {adapter.describe()}" for path, adapter in adapters.items() if adapter is not None]
-    return CompareReport(location_of(options.a), location_of(options.b), results, unread, notes)
+        adapters = {location: adapter_in(side, location) for location, side in ((a, first), (b, second))}
+    notes = [f"{location}: {adapter.describe()}" for location, adapter in adapters.items() if adapter is not None]
+    return CompareReport(a.display, b.display, results, unread, notes)
 
 
 @contextmanager
@@ -207,7 +207,9 @@ def compared(
     return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
 
 
-def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
+def _by_pair(
+    options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
+) -> ByPair:
     """Return the comparison of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return _here
@@ -217,9 +219,10 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
         from ingot.cluster.pool import pool_of
         from ingot.inspect.questions import ComparedFiles
 
-        opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)
-        addresses = {"a": address_of(options.a), "b": address_of(options.b)}
-        files = files_of(opened, addresses, [first.identity(), second.identity()])
+        a, b = locations
+        opened = ComparedFiles(a.text, b.text, options.max_decompressed)
+        addresses = {"a": address_of(a), "b": address_of(b)}
+        files = files_of(opened, addresses, [checkpoint.identity() for checkpoint in checkpoints])
         queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("compare", files, queries, pool, state)

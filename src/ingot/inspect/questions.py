@@ -17,6 +17,7 @@ from ingot.inspect.options import CompareOptions
 from ingot.inspect.tensors import check_tensor
 from ingot.inspect.verify import tensors_of
 from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
 
 if TYPE_CHECKING:
     from ingot.inspect.compare import Pair
@@ -42,7 +43,8 @@ class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextmanager
 def _open_checked(files: CheckedFile) -> Iterator[Opened[Tensor]]:
-    with closing(open_source(files.path, io=files.io, max_decompressed=files.max_decompressed)) as source:
+    location = Location.parse(files.path)
+    with closing(open_source(location, io=files.io, max_decompressed=files.max_decompressed)) as source:
         yield Opened(tensors_of(source), source.identity())
 
 

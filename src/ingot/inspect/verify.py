@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from os import fspath
 
 from ingot.artifacts.attachments import check_package
 from ingot.artifacts.draft_head import check_head
@@ -28,7 +27,7 @@ from ingot.model.delta import delta_of
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
 from ingot.translate.unknown import RULE as UNKNOWN
 from ingot.translate.unopened import unopened_note
@@ -66,22 +65,22 @@ def verify(options: VerifyOptions) -> list[Finding]:
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
-    mended = []
+    location, mended = Location.parse(options.path), []
     if options.repair and options.origin is not None:
-        for item in repair(options.path, options.origin):
+        for item in repair(location, Location.parse(options.origin)):
             message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
             mended.append(Finding("note", "seal.repaired", item.file, message))
     try:
-        source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
+        source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [finding_of(error, location_of(options.path))]
+        return [finding_of(error, location.display)]
     try:
-        return [*examine(source, options.strict, options.progress, _by_tensor(options, source)), *mended]
+        return [*examine(source, options.strict, options.progress, _by_tensor(options, location, source)), *mended]
     finally:
         source.close()
 
 
-def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
+def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> ByTensor:
     """Return the check of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
@@ -91,7 +90,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
         from ingot.cluster.pool import pool_of
         from ingot.inspect.questions import CheckedFile
 
-        opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)
+        opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
         queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:

@@ -26,8 +26,8 @@ from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.stores.location import Location
 from ingot.stores.shared import Adding, Use
-from ingot.stores.table import locate_model, location_of, url_of
 
 _BATCH, _BATCH_BYTES = 64, 256 << 20
 
@@ -82,16 +82,17 @@ def add(options: AddOptions) -> Added:
     ResourceError
         ``library.busy``, ``library.lost``; disk full.
     """
-    store, single = locate_model(options.src, io="pread")
+    library = Location.parse(options.library)
+    store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(url_of(options.library)):
+    if not single and store.holds(library.url):
         raise UsageError(
             "expected a library that does not lie in what is to be added: choose another folder for it",
             rule="library.within",
-            where=location_of(options.library),
+            where=library.display,
         )
-    place = Place(options.library, create=True)
+    place = Place(library, create=True)
     with place.folder.using() as use, place.folder.adding() as adding:
         addition = _Addition(place, adding, store, options)
         manifest = addition.run(name, single)

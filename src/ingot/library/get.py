@@ -17,7 +17,7 @@ from ingot.library.remake import write_file
 from ingot.model.store import Replaced
 from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of, stage
+from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def get(options: GetOptions) -> Got:
     """
     if options.drop and options.format is None:
         raise UsageError("--drop is for conversions: name a --format", rule="library.drop")
-    with using(options.library) as place:
+    with using(Location.parse(options.library)) as place:
         manifest = place.manifest(options.name)
         if options.format is not None:
             return _converted(place, manifest, options)
@@ -71,7 +71,8 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
     names = [file.name for file in manifest.files]
     replaced = Replaced(options.overwrite, partial(require_ours, also=frozenset(names)))
     state = Progress(manifest.size, options.progress)
-    with stage(options.dst, replaced, directory=manifest.folder) as staging:
+    destination = Location.parse(options.dst)
+    with destination.stage(replaced, directory=manifest.folder) as staging:
         staging.require_room(manifest.size)
         target = LocalTarget(staging.files)
         made = []
@@ -85,7 +86,7 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
                 sink.close()
             made.append(name)
         staging.publish(made)
-    return Got(manifest.name, location_of(options.dst), len(made), manifest.size)
+    return Got(manifest.name, destination.display, len(made), manifest.size)
 
 
 def _converted(place: Place, manifest: Manifest, options: GetOptions) -> Got:

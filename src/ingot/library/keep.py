@@ -15,6 +15,7 @@ from ingot.library.objects import Form, Objects, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.library.place import Place, using
 from ingot.reporting.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
+from ingot.stores.location import Location
 from ingot.stores.shared import Use
 
 _BATCH = 1000
@@ -68,7 +69,7 @@ def ls(options: ListOptions) -> Holdings:
     -------
     Holdings
     """
-    with using(options.library) as place:
+    with using(Location.parse(options.library)) as place:
         objects = place.objects()
         needs: dict[str, set[Form]] = {}
         known: dict[str, Manifest] = {}
@@ -107,7 +108,7 @@ def rm(options: RemoveOptions) -> None:
     UsageError
         ``library.unknown``.
     """
-    with using(options.library) as place:
+    with using(Location.parse(options.library)) as place:
         if not place.has(options.name):
             require_known(options.name, place.names(), place.location)
         place.folder.remove([file_of(options.name)])
@@ -151,7 +152,7 @@ def gc(options: CollectOptions) -> Collected:
     IntegrityError, FormatError
         ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was removed.
     """
-    place = Place(options.library)
+    place = Place(Location.parse(options.library))
     with place.folder.alone(options.wait) as use:
         objects = place.objects()
         needed = {form for name in place.names() for form in objects.needed(place.manifest(name).objects())}
@@ -186,7 +187,7 @@ def verify(options: CheckOptions) -> list[Finding]:
     list of Finding
         Errors by rule; those of artifacts say what they are missing.
     """
-    with using(options.library) as place:
+    with using(Location.parse(options.library)) as place:
         objects = place.objects()
         state = Progress(objects.stored(objects.forms()), options.progress)
         found: list[Finding] = []

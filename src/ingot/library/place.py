@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike, fspath
 from urllib.parse import quote, unquote
 
 from ingot.core.parsing.strictjson import strict_json
@@ -19,9 +18,9 @@ from ingot.library.objects import Objects, require_known
 from ingot.library.remake import ArtifactStore
 from ingot.library.tree import files_in
 from ingot.model.store import Store
+from ingot.stores.location import Location
 from ingot.stores.scheme import Scheme
 from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
-from ingot.stores.table import from_url, location_of, share
 
 SCHEME = "library"
 _MARK = "library.json"
@@ -31,23 +30,25 @@ _SMALL = 1 << 16
 
 
 class Place:
-    """An opened library. Raises ``UsageError`` ``library.none`` where there is none, and as ``stores.table.share``.
+    """An opened library.
+
+    Raises ``UsageError`` ``library.none`` if there is no library, and the errors of ``Location.share``.
 
     Parameters
     ----------
-    address : path or address
+    root : Location
     create : bool
-        Make one where nothing is.
+        Create the library if the folder is missing or empty.
     """
 
-    def __init__(self, address: str | PathLike[str], *, create: bool = False) -> None:
-        self.folder: SharedFolder = share(address, create=create)
-        self.address = fspath(address)
+    def __init__(self, root: Location, *, create: bool = False) -> None:
+        self.folder: SharedFolder = root.share(create=create)
+        self.root = root
         store = self.folder.store
         if store.exists(_MARK):
-            root = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
-            if root.get("format") != FORMAT:
-                raise self._none(f"one of another format, {str(root.get('format'))[:40]!r}")
+            mark = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
+            if mark.get("format") != FORMAT:
+                raise self._none(f"one of another format, {str(mark.get('format'))[:40]!r}")
         elif not create:
             raise self._none("none: `ingot store add` makes one")
         else:
@@ -67,7 +68,7 @@ class Place:
     @property
     def location(self) -> str:
         """What messages call the library."""
-        return location_of(self.address)
+        return self.root.display
 
     def objects(self) -> Objects:
         """Return the objects as they are listed now."""
@@ -96,11 +97,11 @@ class Place:
 
     def url_of(self, name: str) -> str:
         """Return the address of an artifact."""
-        return f"{SCHEME}:{self.address.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
+        return f"{SCHEME}:{self.root.text.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
     def _fresh(self) -> Store:
         """Return the store anew: one of another machine keeps to the versions that it read first."""
-        return from_url(self.address, io="pread")
+        return self.root.store(io="pread")
 
     def _none(self, found: str) -> UsageError:
         return UsageError(f"expected a library, found {found}", rule="library.none", where=self.location)
@@ -123,7 +124,7 @@ class LibraryScheme(Scheme):
             raise UsageError(
                 "expected library:ADDRESS!NAME, or library:ADDRESS!NAME/FILE", rule="store.url", where=text
             )
-        place = Place(address.replace("%21", "!"))
+        place = Place(Location.parse(address.replace("%21", "!")))
         name, inside = _split(place, path)
         found = place.manifest(name)
         url = place.url_of(name)
@@ -152,8 +153,8 @@ def _split(place: Place, path: str) -> tuple[str, str]:
 
 
 @contextmanager
-def using(address: str | PathLike[str], *, create: bool = False) -> Iterator[Place]:
+def using(root: Location, *, create: bool = False) -> Iterator[Place]:
     """Open a library and keep others from removing from it."""
-    place = Place(address, create=create)
+    place = Place(root, create=create)
     with place.folder.using():
         yield place

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.attachments import located, no_attachment, pack_package
@@ -17,9 +16,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.view import derived
-from ingot.stores.table import location_of
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 
 def attach(
@@ -50,7 +47,7 @@ def attach(
         ``attachments.none``: what is named as ``program`` is no Core ML package.
     """
     paths = {"draft": draft, "coreml": coreml, "program": program}
-    return _attach(checkpoint, {kind: path for kind, path in paths.items() if path is not None})
+    return _attach(checkpoint, {kind: Location.parse(path) for kind, path in paths.items() if path is not None})
 
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
@@ -72,21 +69,21 @@ def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
     return view
 
 
-def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
+def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkpoint:
     with ExitStack() as stack:
         opened = _Opened(stack, checkpoint.attachments)
-        for kind, path in paths.items():
-            opened.add(kind, path)
+        for kind, location in locations.items():
+            opened.add(kind, location)
         view = derived(
             checkpoint,
             Lazy(checkpoint, checkpoint.__getitem__),
             _attach,
-            dict(paths),
+            dict(locations),
             opened.identity,
             also_close=stack.pop_all().close,
         )
     view.attachments = opened.attachments
-    if "draft" in paths:
+    if "draft" in locations:
         own = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
         view.metadata = own | opened.metadata
     view.check_unchanged = each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
@@ -104,33 +101,33 @@ class _Opened:
         self.identity: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
 
-    def add(self, kind: str, path: AnyPath) -> None:
+    def add(self, kind: str, location: Location) -> None:
         if kind == "coreml":
-            package = pack_package(path)
+            package = pack_package(location)
             self._stack.callback(package.source.close)
             self.identity[kind] = [package.length, package.digest]
             self.attachments = replace(self.attachments, coreml=package)
             return
-        source = open_source(path, io="pread")
+        source = open_source(location, io="pread")
         self._stack.callback(source.close)
         self.sources.append(source)
         self.identity[kind] = source.identity()
         if kind == "draft":
             head = checkpoint_of(source)
-            with located(location_of(path)):
+            with located(location.display):
                 check_head(head)
                 config = config_of_draft(head)
             if config:
                 self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)
             self.attachments = replace(self.attachments, draft=head)
         else:
-            self.attachments = replace(self.attachments, program=_program(source, path))
+            self.attachments = replace(self.attachments, program=_program(source, location))
 
 
-def _program(source: Source, path: AnyPath) -> Mapping[str, Part]:
+def _program(source: Source, location: Location) -> Mapping[str, Part]:
     program = source.catalog.attachments.program
     if program is None:
-        raise no_attachment("program", path)
+        raise no_attachment("program", location)
     return program
 
 

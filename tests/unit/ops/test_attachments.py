@@ -38,6 +38,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalStore
+from ingot.stores.location import Location
 from ingot.testing.codecs import bits
 from tests.support.drafts import draft_head
 
@@ -162,8 +163,8 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     source = Checkpoint({}, format="squizd", location="")
     source.attachments = Attachments(draft=tensors)
     options = ConvertOptions("", "")
-    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, {})) == "draft.range"
-    assert viewed(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()
+    assert rule_of(lambda: viewed(source, destination(Location.parse("x.squizd")), options, {})) == "draft.range"
+    assert viewed(source, destination(Location.parse("x.zt")), options, {}).checkpoint.attachments == Attachments()
     assert source.attachments.draft is tensors
 
 
@@ -199,7 +200,7 @@ def test_packing_is_deterministic_and_leaves_nothing(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    one, two = pack_package(package), pack_package(package)
+    one, two = pack_package(Location.parse(package)), pack_package(Location.parse(package))
     assert one.digest == two.digest
     assert bytes(one.view()) == bytes(two.view())
     assert not list(scratch.iterdir())

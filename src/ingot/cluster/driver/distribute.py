@@ -43,8 +43,8 @@ from ingot.model import bytesource
 from ingot.model.artifact import Artifact
 from ingot.model.store import Joined, Store
 from ingot.stores.local import LocalTarget
+from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
-from ingot.stores.table import share
 
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
@@ -130,7 +130,8 @@ def distribute(
     """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
     ``TaskRunner``."""
     staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
-    folder = share(staging.share(), create=True)
+    parts = Location.parse(staging.share())
+    folder = parts.share(create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
     in_full = _files_in_full(plan, target) if staging.takes_over else None
@@ -140,7 +141,7 @@ def distribute(
     earlier = _earlier(folder, key, checks) if staging.resuming else []
     done = {item.number for result in earlier for item in result.steps}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
-    job = Job(staging.share(), key, files, by.max_ram, by.threads)
+    job = Job(parts.text, key, files, by.max_ram, by.threads)
     pool = by.pool()
 
     def submit(task: Task) -> Future[TaskResult]:
@@ -258,9 +259,9 @@ def _is_there(result: TaskResult, checks: ResultCheck) -> bool:
 class _Opened:
     """A job's plan in a worker: the open sources, and the writer of the files that other workers write too."""
 
-    def __init__(self, opened: Callable[[str], Shared], job: Job) -> None:
+    def __init__(self, opened: Callable[[Location], Shared], job: Job) -> None:
         self.job = job
-        self.plan = opened(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}")
+        self.plan = opened(Location.parse(job.parts).child(job.key).child(_PLAN))
         self._placed: SharedWriter | None = None
 
     def placed(self, number: int) -> SharedWriter | None:
@@ -306,7 +307,7 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
 class StepsType(TaskType[StepsBody, TaskResult]):
     """Tasks of plans that ``opened`` opens; the last plan stays open."""
 
-    def __init__(self, opened: Callable[[str], Shared]) -> None:
+    def __init__(self, opened: Callable[[Location], Shared]) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)
         self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
 
@@ -336,7 +337,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
             raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
         plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
         _require_rows(task, plan, hashed)
-        folder, name = share(job.parts), f"{job.key}/{task.name}.{body.attempt}"
+        folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None

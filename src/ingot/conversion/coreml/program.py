@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
 
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import Source, open_source, weights_of
@@ -25,8 +24,7 @@ from ingot.model.reading.view import derived
 from ingot.naming.llama import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,8 @@ class Opened:
 @contextmanager
 def opened(path: AnyPath, out: AnyPath) -> Iterator[Opened]:
     """Open a checkpoint to make the package ``out`` of it; errors as ``ingot.open`` and ``ops.destination``."""
-    place = destination(out, CoremlFormat.name)
-    source = open_source(path, io="pread")
+    place = destination(Location.parse(out), CoremlFormat.name)
+    source = open_source(Location.parse(path), io="pread")
     with weights_of(source) as checkpoint:
         refuse_same(source, place)
         yield Opened(source, checkpoint, place)

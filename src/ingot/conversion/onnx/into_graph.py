@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 
 import numpy as np
 
@@ -30,11 +29,11 @@ from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.view import derived, renamed
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
+from ingot.stores.location import AnyPath, Location
 from ingot.views.attach import each
 from ingot.views.turn import turned_matrix
 from ingot.views.turn_bytes import turned_bytes
 
-AnyPath = str | PathLike[str]
 _BITS = 4
 _SHOWN = 20
 
@@ -57,14 +56,15 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
         ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together;
         each is named.
     """
-    source = open_source(path, io="pread")
+    location = Location.parse(path)
+    source = open_source(location, io="pread")
     try:
-        graph = _opened(source, path)
+        graph = _opened(source, location)
         matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
-        makes, said = matched.makes(), [fspath(path), *source.identity()]
+        makes, said = matched.makes(), [location.text, *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close, origins=origins)
+        view = derived(checkpoint, tensors, into_graph, location.text, said, also_close=source.close, origins=origins)
     except BaseException:
         source.close()
         raise
@@ -77,10 +77,10 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
     return view, matched.stays()
 
 
-def _opened(source: Source, path: AnyPath) -> Checkpoint:
+def _opened(source: Source, location: Location) -> Checkpoint:
     graph = checkpoint_of(source)
     if graph.attachments.graph is None:
-        raise no_attachment("graph", path)
+        raise no_attachment("graph", location)
     return graph
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 from urllib.parse import quote
 
 import numpy as np
@@ -32,7 +31,7 @@ from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Shown, Table, figures_of, table_of
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of, read_file, stage, text_of, url_of, write_file
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,11 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
     UnsupportedError
         ``ane.refused``: the chip refuses the form that the tensor has.
     """
-    name, out = options.name, options.out
-    if out is None:
-        raise UsageError("expected a file to write, found none", rule="ane.layout")
-    url_of(out)  # refuses an address that is only read before the work
+    name = options.name
+    if options.out is None:
+        raise UsageError("name a file to write", rule="ane.layout")
+    out = Location.parse(options.out)
+    out.require_writable()
     lut = _table(options)
     known = load_chip(options.chip)
     assumptions = parse_assumptions(options.assume, [known.name])
@@ -87,8 +87,8 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
                 raise checkpoint.no_tensor(wanted)
         bias = checkpoint[options.bias] if options.bias is not None else None
         data, form, decision = _unit(checkpoint[name], bias, lut, known, assumptions.conditions(name))
-    write_file(out, data, overwrite=options.overwrite)
-    return KernelReport(location_of(out), name, known.name, form, decision, len(data))
+    out.write(data, overwrite=options.overwrite)
+    return KernelReport(out.display, name, known.name, form, decision, len(data))
 
 
 def _table(options: KernelOptions) -> ActivationLut | None:
@@ -129,8 +129,8 @@ class ModelReport(Shown):
 
 
 def pack_model(
-    path: str | PathLike[str],
-    folder: str | PathLike[str],
+    path: AnyPath,
+    folder: AnyPath,
     chip: str = "m1",
     *,
     assume: Sequence[str] = (),
@@ -147,6 +147,7 @@ def pack_model(
     UsageError
         ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and those of ``pack_kernel``.
     """
+    location, destination = Location.parse(path), Location.parse(folder)
     known = load_chip(chip)
     assumptions = parse_assumptions(assume, [known.name])
     known = assumptions.apply(known)
@@ -154,10 +155,10 @@ def pack_model(
     refused: dict[str, str] = {}
     units: dict[str, tuple[str, str]] = {}
     with (
-        open_checkpoint(path) as checkpoint,
-        stage(folder, Replaced(overwrite, _require_units), directory=True) as staging,
+        open_checkpoint(location) as checkpoint,
+        destination.stage(Replaced(overwrite, _require_units), directory=True) as staging,
     ):
-        made, out = LocalTarget(staging.files), text_of(folder).rstrip("/")
+        target = LocalTarget(staging.files)
         for name in checkpoint:
             tensor = checkpoint[name]
             if use_of(tensor, form_of_tensor(tensor)) != KERNEL:
@@ -169,17 +170,19 @@ def pack_model(
                 refused[name] = error.message
                 continue
             file = quote(name, safe="._-") + SUFFIX
-            _write(made, file, data)
+            _write(target, file, data)
             units[name] = file, stated(data)
-            reports.append(KernelReport(f"{out}/{file}", name, known.name, form, decision, len(data)))
+            reports.append(KernelReport(destination.child(file).display, name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
-                f"expected kernels that {known.name} takes, found none", rule="ane.kernels", where=location_of(path)
+                f"expected kernels that {known.name} takes, found none",
+                rule="ane.kernels",
+                where=location.display,
             )
         index = Index(known.name, known.target, units, refused)
-        _write(made, INDEX, index.to_bytes())
+        _write(target, INDEX, index.to_bytes())
         staging.publish([*(file for file, _ in units.values()), INDEX])
-    return ModelReport(fspath(folder), known.name, tuple(reports), refused)
+    return ModelReport(destination.display, known.name, tuple(reports), refused)
 
 
 def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
@@ -301,15 +304,17 @@ _SECTIONS = (
 _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "channels", "slots at -1, of 10"))
 
 
-def load_kernel(path: str | PathLike[str]) -> KernelUnit:
-    """Read and check a kernel unit; errors as ``formats.anek.unit.read_unit``."""
-    return read_unit(read_file(path), location_of(path))
+def load_kernel(path: AnyPath) -> KernelUnit:
+    """Read and check a kernel unit; raise the errors of ``formats.anek.unit.read_unit``."""
+    location = Location.parse(path)
+    return read_unit(location.read(), location.display)
 
 
-def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
+def inspect_kernel(path: AnyPath) -> UnitReport:
     """Read and check a kernel unit, and describe it."""
-    data = read_file(path)
-    unit = read_unit(data, location_of(path))
+    location = Location.parse(path)
+    data = location.read()
+    unit = read_unit(data, location.display)
     header, mask = unit.header, unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
@@ -318,7 +323,7 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     stops = [*list(starts.values())[1:], aligned(ends["weights"].length)]
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
-        path=location_of(path),
+        path=location.display,
         nbytes=len(data),
         version=header.version,
         target=header.target,

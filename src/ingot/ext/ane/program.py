@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from ingot.errors import UnsupportedError
 from ingot.ext.ane.chips.program import Program, ProgramSection, read_program
 from ingot.ext.ane.chips.program_tasks import Task, kernel_of, table_of, tasks_of
 from ingot.model.tensor import Array
-from ingot.stores.table import location_of, read_file
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,13 @@ class ProgramReport:
     note: str = ""
 
 
-def load_program(path: str | PathLike[str]) -> Program:
+def load_program(path: AnyPath) -> Program:
     """Read a compiled program; errors as ``targets.ane.program.read_program``."""
-    return read_program(read_file(path), location_of(path))
+    location = Location.parse(path)
+    return read_program(location.read(), location.display)
 
 
-def program_weights(path: str | PathLike[str]) -> list[Array]:
+def program_weights(path: AnyPath) -> list[Array]:
     """Return the weights of every kernel of a compiled program, as stored, in the order of its tasks.
 
     Raises
@@ -66,13 +66,15 @@ def program_weights(path: str | PathLike[str]) -> list[Array]:
     UnsupportedError
         ``hwx.generation``, ``hwx.kernel``: what is not known well enough to be unpacked.
     """
-    program, where = load_program(path), location_of(path)
+    location = Location.parse(path)
+    program, where = load_program(location), location.display
     return [kernel_of(program, task, where) for task in tasks_of(program, where) if task.multiplies]
 
 
-def inspect_program(path: str | PathLike[str]) -> ProgramReport:
+def inspect_program(path: AnyPath) -> ProgramReport:
     """Read a compiled program and describe it: sections, symbols, and, where registers are known, its tasks."""
-    program, where, note = load_program(path), location_of(path), ""
+    location = Location.parse(path)
+    program, where, note = load_program(location), location.display, ""
     try:
         tasks = tuple(_task(program, task, where) for task in tasks_of(program, where))
     except UnsupportedError as error:

@@ -33,7 +33,7 @@ from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.tensor import Tensor
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.patterns import exactly
-from ingot.stores.table import location_of, url_of, write_file
+from ingot.stores.location import Location
 
 # What is tried, by a name for people. A recipe's options; the encoder says which parameters and parts they become.
 _WAYS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
@@ -114,8 +114,8 @@ def suggest(options: SuggestOptions) -> Suggestion:
     UsageError
         ``ane.suggest``: ``max_error`` is not above 0 or is above 1; those of ``ingot.plan``.
     """
-    recipe, max_error = options.recipe, options.max_error
-    url_of(recipe)  # refuses an address that is only read before the work
+    location, recipe, max_error = Location.parse(options.path), Location.parse(options.recipe), options.max_error
+    recipe.require_writable()
     if not 0 < max_error <= 1:
         raise UsageError(
             "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
@@ -125,7 +125,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])
     known = [assumptions.apply(item) for item in chips]
-    with open_checkpoint(options.path) as checkpoint:
+    with open_checkpoint(location) as checkpoint:
         program = _program(checkpoint)
         picks = [
             _pick(checkpoint[name], known, assumptions, max_error, program)
@@ -133,9 +133,9 @@ def suggest(options: SuggestOptions) -> Suggestion:
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
     names = tuple(item.name for item in chips)
-    text = recipe_text(PurePosixPath(recipe).stem, picks, names, max_error)
-    write_file(recipe, text.encode(), overwrite=options.overwrite)
-    return Suggestion(location_of(options.path), location_of(recipe), names, max_error, tuple(picks))
+    text = recipe_text(PurePosixPath(recipe.display).stem, picks, names, max_error)
+    recipe.write(text.encode(), overwrite=options.overwrite)
+    return Suggestion(location.display, recipe.display, names, max_error, tuple(picks))
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:

@@ -9,7 +9,7 @@ from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.page import page
 from ingot.inspect.page.tables import tables
 from ingot.reporting.report import Report
-from ingot.stores.table import location_of, write_file
+from ingot.stores.location import Location
 
 
 @takes(ReportOptions, "report")
@@ -32,9 +32,9 @@ def report(options: ReportOptions) -> Report:
     """
     if options.out is None:
         return tables(look(options))
-    place = location_of(options.out)
-    if not place.lower().endswith((".html", ".htm")):
-        raise UsageError(f"expected a page's name that ends in .html, found {place[-80:]!r}", rule="report.page")
+    out = Location.parse(options.out)
+    if not out.display.lower().endswith((".html", ".htm")):
+        raise UsageError(f"{out.display[-80:]!r} must end in .html: the report is a page", rule="report.page")
     found = look(options)
-    write_file(options.out, page(found).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
-    return tables(found, place)
+    out.write(page(found).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
+    return tables(found, out.display)

@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import ingot
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
 from ingot.inspect.receipt import add_receipt
 from ingot.runtime.loading.options import EXACT, Measures, Protocol
-from ingot.stores.table import url_of
+from ingot.stores.location import Location
 
 if TYPE_CHECKING:
     from ingot.runtime.evaluation.evaluate import Evaluation
@@ -34,16 +32,21 @@ FIGURES = (
 
 
 def write_receipt(
-    result: Evaluation, path: AnyPath, text: AnyPath, reference: AnyPath | None, protocol: Protocol, measures: Measures
+    result: Evaluation,
+    location: Location,
+    text: Location,
+    reference: Location | None,
+    protocol: Protocol,
+    measures: Measures,
 ) -> str:
-    """Add an evaluation to the receipt of the artifact at ``path``; raises as ``add_receipt``.
+    """Add an evaluation to the receipt of an artifact; raise the errors of ``add_receipt``.
 
-    Files go by their names alone: where they lay on this machine is nobody else's business.
+    The receipt contains the names of files, not their folders on this machine.
     """
-    compared = None if reference is None else {"name": _last(reference), "weights": _content(reference)}
+    compared = None if reference is None else {"name": reference.name, "weights": _content(reference)}
     of = {
         "kind": "eval",
-        "text": {"name": _last(text), "tokens": result.tokens},
+        "text": {"name": text.name, "tokens": result.tokens},
         "window": protocol.window,
         "sequences": result.sequences,
         "dtype": str(protocol.dtype),
@@ -64,7 +67,7 @@ def write_receipt(
         entry |= {"layers": layers, "departs": result.departs, "departing": result.departing}
     if result.gate:
         entry["gate"] = [asdict(each) for each in result.gate]
-    return add_receipt(path, finite(entry), measures.progress)
+    return add_receipt(location, finite(entry), measures.progress)
 
 
 def finite(value: Any) -> Any:
@@ -76,12 +79,8 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _last(path: AnyPath) -> str:
-    return unquote(url_of(path).rstrip("/").rpartition("/")[2])
-
-
-def _content(path: AnyPath) -> str:
-    source = open_source(path, io="pread")
+def _content(location: Location) -> str:
+    source = open_source(location, io="pread")
     try:
         return content_id(checkpoint_of(source))
     finally:

@@ -29,13 +29,12 @@ from ingot.runtime.evaluation.special_tokens import SpecialToken
 from ingot.runtime.evaluation.windows import Windows, read_windows
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.model_source import AnyPath
 from ingot.runtime.loading.options import EXACT, Loading, LoadOptions, Measures, Protocol
 from ingot.runtime.loading.serving import KV_CACHES, PACKED
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 # Logits of a pass, in elements: 64 MiB in f32.
 _LOGITS = 1 << 24
@@ -153,21 +152,23 @@ def evaluate(
     """
     torch = require("torch", EXTRA)
     chosen, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
+    location, content = Location.parse(path), Location.parse(text)
+    compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
-        require_place(path)
+        require_place(location)
     _require_steps(loading, measures)
     reports: list[LoadReport] = []
-    wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
+    wanted = loading.of(location, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
     _require_tokens(model, measures.top_k)
-    windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, chosen)
+    windows = _windows(model, location if loading.model_dir is None else loading.model_dir, content, chosen)
     plain = replace(wanted, keep_packed=False, compute=EXACT, kv_cache=None)
-    other = None if reference is None else replace(plain, path=reference)
+    other = None if compared is None else replace(plain, path=compared)
     passes, scores, layers = scored(torch, model, windows, other, measures)
     result = Evaluation(
-        model=location_of(path),
-        text=location_of(text),
+        model=location.display,
+        text=content.display,
         window=chosen.window,
         sequences=len(windows),
         window_prefix=windows.prefix,
@@ -175,14 +176,14 @@ def evaluate(
         tokens_per_second=passes.tokens / max(passes.seconds, 1e-9),
         peak_memory=passes.peak,
         load=reports[0],
-        reference=None if reference is None else location_of(reference),
+        reference=None if compared is None else compared.display,
         compute=loading.compute,
         kv_cache=passes.kv_cache,
         **_found(scores, layers, measures, terms),
     )
     if not measures.receipt:
         return result
-    return replace(result, receipt=write_receipt(result, path, text, reference, chosen, measures))
+    return replace(result, receipt=write_receipt(result, location, content, compared, chosen, measures))
 
 
 def _require_steps(loading: Loading, measures: Measures) -> None:
@@ -201,7 +202,7 @@ def _require_steps(loading: Loading, measures: Measures) -> None:
         )
 
 
-def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Windows:
+def _windows(model: Any, folder: AnyPath, text: Location, protocol: Protocol) -> Windows:
     """Return the windows of tokens, on the model's device; refuses what it cannot read."""
     require_window(model, protocol.window)
     windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
@@ -281,7 +282,7 @@ def _reference(options: LoadOptions, window: int, size: int) -> Any:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
             rule="eval.vocabulary",
-            where=location_of(options.path),
+            where=Location.parse(options.path).display,
         )
     return model
 

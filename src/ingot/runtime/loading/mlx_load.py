@@ -29,10 +29,10 @@ from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.runtime.arrays.mlx import from_numpy
 from ingot.runtime.loading.load_report import LoadReport, Meter
-from ingot.runtime.loading.model_source import AnyPath, ModelSource, resolve
+from ingot.runtime.loading.model_source import ModelSource, resolve
 from ingot.runtime.loading.transformers_config import one_line, read_json
 from ingot.runtime.loading.transformers_tokenizer import require_vocabulary, same_tokens, tokenizer_in
-from ingot.stores.table import locate_model, location_of
+from ingot.stores.location import AnyPath, Location
 
 EXTRA = "mlx"
 """Installs mlx and mlx-lm."""
@@ -98,7 +98,7 @@ def load_model(
         mx.eval(model.parameters())
     if report is not None:
         figures |= {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
-        report(LoadReport(location_of(path), **figures, **meter.taken()))
+        report(LoadReport(Location.parse(path).display, **figures, **meter.taken()))
     return model, tokenizer
 
 
@@ -132,7 +132,7 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _opened_by_mlx(source: ModelSource) -> Store | None:
     """Return the folder that a checkpoint is, where mlx_lm opens it itself."""
-    folder, file = locate_model(source.path)
+    folder, file = source.location.find_model()
     if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
         return None
     names = folder.list().files
@@ -169,7 +169,7 @@ def _local(folder: Store) -> Any:
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
     """Return a checkpoint's weights as mlx arrays: those of one safetensors file unread, others in memory."""
     checkpoint = source.checkpoint
-    store, name = locate_model(source.path)
+    store, name = source.location.find_model()
     path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
     if checkpoint.format == "safetensors" and path is not None and dtypes <= _LOADED:

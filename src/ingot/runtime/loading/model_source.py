@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any, Literal
 
 from ingot.artifacts.adapter_files import adapter_in
@@ -17,24 +16,22 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.naming.config import CONFIG
 from ingot.runtime.loading.preparers import LoadRequest, preparer_for
-from ingot.stores.table import locate_model, location_of
+from ingot.stores.location import AnyPath, Location
 from ingot.translate.translated import Translated, holds_a_model
 from ingot.translate.unknown import RULE as UNKNOWN
-
-AnyPath = str | PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """An opened checkpoint with the folder that its companions lie in, and why it was taken.
+    """An opened checkpoint with the folder that contains its companions, and the reason for its choice.
 
-    ``path`` is what the checkpoint was opened by, ``name`` what the model is called by. The folder may be one that goes
-    when the checkpoint is closed. ``tier`` names the stored form that was chosen (``as stored`` where a
+    The checkpoint was opened from ``location``; messages call the model ``name``. The folder may be a temporary one
+    that is removed when the checkpoint is closed. ``tier`` names the stored form that was chosen (``as stored`` where a
     path has only one), ``why`` says in words what decided.
     """
 
     checkpoint: Checkpoint = field(repr=False)
-    path: AnyPath
+    location: Location
     folder: Store
     name: str
     tier: str
@@ -77,32 +74,34 @@ def resolve(
     IngotError
         As ``ingot.open``.
     """
-    store, name = find(path)
-    folder = store if model_dir is None else model_folder(model_dir)
+    location = Location.parse(path)
+    store, name = find(location)
+    other = None if model_dir is None else Location.parse(model_dir)
+    folder = store if other is None else model_folder(other)
     preparer = None if name else preparer_for(store)
     if preparer is not None:
-        form = preparer.prepare(path, LoadRequest(runtime, keep_packed, cache, dtype, model_dir))
+        form = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
         opened = open_checkpoint(form.location, verify=verify)
-        return ModelSource(opened, form.location, folder, folder.location, form.tier, form.why)
-    checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
-    adapter = adapter_in(checkpoint, path)
+        return ModelSource(opened, Location.parse(form.location), folder, folder.location, form.tier, form.why)
+    checkpoint, why = open_there(store, name, verify=verify), f"{location} is the only form there is"
+    adapter = adapter_in(checkpoint, location)
     if adapter is not None:
         checkpoint.close()
         raise adapter.refusal(checkpoint.location)
     if not holds_a_model(checkpoint.format):
-        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
+        return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
     try:
         translated = _translated(checkpoint)
     except BaseException:
         checkpoint.close()
         raise
     if translated is None:
-        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
+        return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
     told = "; ".join(filter(None, (why, translated.done, *translated.notes)))
     if model_dir is not None:
-        return ModelSource(translated.checkpoint, path, folder, folder.location, "as stored", told)
+        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", told)
     files = _files(translated.checkpoint) or folder
-    return ModelSource(translated.checkpoint, path, files, location_of(path), "as stored", told)
+    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", told)
 
 
 def _translated(checkpoint: Checkpoint) -> Translated | None:
@@ -127,16 +126,16 @@ def _translated(checkpoint: Checkpoint) -> Translated | None:
     return translated
 
 
-def model_folder(path: AnyPath) -> Store:
-    """Return the folder that config.json and the tokenizer are looked for in: the path itself, or the file's folder."""
-    return locate_model(path)[0]
+def model_folder(location: Location) -> Store:
+    """Return the folder to search for config.json and the tokenizer: the location itself, or the folder of the file."""
+    return location.find_model()[0]
 
 
 @contextmanager
-def companions_folder(path: AnyPath) -> Iterator[Store]:
+def companions_folder(location: Location) -> Iterator[Store]:
     """Give the folder with the config and the tokenizer of a model: as ``model_folder``, or files that the weights' own
     metadata hold, for as long as the context lasts."""
-    store, name = locate_model(path)
+    store, name = location.find_model()
     try:
         format, _ = detect(store, name)
         inside = holds_a_model(format.name)
@@ -158,4 +157,4 @@ def companions_folder(path: AnyPath) -> Iterator[Store]:
 
 
 def _files(view: Checkpoint) -> Store | None:
-    return model_folder(view.companions[CONFIG]) if CONFIG in view.companions else None
+    return model_folder(Location.parse(view.companions[CONFIG])) if CONFIG in view.companions else None

@@ -39,7 +39,7 @@ from ingot.runtime.loading.transformers_weights import (
     taking_order,
     weights_of,
 )
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def load(options: LoadOptions, given: Given) -> Any:
         if done.get("streamed"):
             stack.pop_all()  # the model goes on reading; its files are closed when it goes
     if options.report is not None:
-        options.report(LoadReport(location_of(options.path), **{**done, **meter.taken()}))
+        options.report(LoadReport(Location.parse(options.path).display, **{**done, **meter.taken()}))
     return model
 
 

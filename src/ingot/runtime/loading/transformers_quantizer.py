@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import wraps
 from inspect import signature
-from os import fspath
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ingot.artifacts.open import detect, find
 from ingot.artifacts.save import save
 from ingot.artifacts.unread_dialects import of_config
-from ingot.errors import IngotError, UnsupportedError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.base import PACKING_KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
@@ -44,7 +43,7 @@ from ingot.runtime.loading.options import LoadOptions
 from ingot.runtime.loading.preparers import preparer_for
 from ingot.runtime.loading.transformers import Given, load
 from ingot.runtime.loading.transformers_weights import PACKED
-from ingot.stores.table import from_url, locate
+from ingot.stores.location import Location
 
 _LOGGER = logging.get_logger(__name__)
 METHOD = "ingot"
@@ -141,9 +140,10 @@ def _loading(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def from_pretrained(kind: Any, path: Any = None, *args: Any, **options: Any) -> Any:
         asked = options.get("quantization_config")
-        if path is None or args or not _is_ours(_inside(path, options), asked, options):
+        location = _location(path, options)
+        if location is None or args or not _is_ours(location, asked, options):
             return usual(kind, path, *args, **options)
-        return _load(kind, _inside(path, options), options)
+        return _load(kind, location, options)
 
     return from_pretrained
 
@@ -160,11 +160,17 @@ def _saving(usual: Callable[..., Any]) -> Callable[..., Any]:
     return save_pretrained
 
 
-def _inside(path: Any, options: Mapping[str, Any]) -> Any:
-    return f"{fspath(path)}/{options['subfolder']}" if options.get("subfolder") else path
+def _location(path: Any, options: Mapping[str, Any]) -> Location | None:
+    """Return the folder of a model; None if the caller named none."""
+    try:
+        location = Location.parse(path)
+    except UsageError:
+        return None
+    subfolder = options.get("subfolder")
+    return location.child(subfolder) if subfolder else location
 
 
-def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
+def _is_ours(location: Location, asked: Any, options: Mapping[str, Any]) -> bool:
     """Whether Ingot is to load: by the caller's wish, or a local folder that transformers finds no weights in, or that
     it cannot load here, which is told."""
     if isinstance(asked, IngotConfig):
@@ -172,7 +178,7 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
     if asked is not None or options.get("gguf_file") or options.get("state_dict") is not None:
         return False
     try:
-        store, name = locate(path)
+        store, name = location.find()
         if name:
             return False
         if preparer_for(store) is not None:
@@ -183,10 +189,10 @@ def _is_ours(path: Any, asked: Any, options: Mapping[str, Any]) -> bool:
         return False
     # Safetensors are transformers' own, unless config.json says of their packing what transformers does not know.
     mine = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
-    return mine and (of_config(config, CONFIG) is None or _cannot(path, config))
+    return mine and (of_config(config, CONFIG) is None or _cannot(location, config))
 
 
-def _cannot(path: Any, config: Mapping[str, Any]) -> bool:
+def _cannot(location: Location, config: Mapping[str, Any]) -> bool:
     """Whether transformers has no quantizer for what a ``config.json`` says is packed, or that one refuses, for want of
     a package or a GPU; tells so. What only the attempt shows is left to transformers."""
     stated: Any = config.get("quantization_config")
@@ -200,13 +206,13 @@ def _cannot(path: Any, config: Mapping[str, Any]) -> bool:
         reason = str(error)
     except Exception:
         return False
-    _LOGGER.warning("Ingot loads %s, as transformers cannot here: %s", path, reason)
+    _LOGGER.warning("Ingot loads %s, as transformers cannot here: %s", location, reason)
     return True
 
 
-def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
+def _load(kind: Any, location: Location, options: dict[str, Any]) -> Any:
     asked = options.pop("quantization_config", None) or IngotConfig()
-    _require_no_revision(path, options.pop("revision", None))
+    _require_no_revision(location, options.pop("revision", None))
     dtype, old = options.pop("dtype", None), options.pop("torch_dtype", None)
     device = _device(options.pop("device_map", None))
     config = options.pop("config", None)
@@ -224,10 +230,10 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
         if config is not None and hasattr(config, key):
             delattr(config, key)
     keep = asked.keep_packed
-    if keep is None and not _has_stacks(path):
+    if keep is None and not _has_stacks(location):
         keep = True
     wanted = LoadOptions(
-        path,
+        location,
         device=device,
         dtype=old if dtype is None else dtype,
         keep_packed=keep,
@@ -244,17 +250,17 @@ def _load(kind: Any, path: Any, options: dict[str, Any]) -> Any:
     return model
 
 
-def _has_stacks(path: Any) -> bool:
+def _has_stacks(location: Location) -> bool:
     """Return whether a stack selector decides which weights stay packed."""
-    return detect(*find(path))[0].name in STACK_SELECTORS
+    return detect(*find(location))[0].name in STACK_SELECTORS
 
 
-def _require_no_revision(path: Any, revision: Any) -> None:
+def _require_no_revision(location: Location, revision: Any) -> None:
     """Refuse a revision beside a model of the Hub, which is part of its address; of a folder here there is none."""
     if revision in (None, "main"):
         return
     try:
-        locate(path)
+        location.find()
     except IngotError:
         raise UnsupportedError(
             f"expected the revision in the address, hf://org/name@revision, found {str(revision)[:80]!r} beside it",
@@ -306,7 +312,7 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    save(from_url(folder).url_of(_FILE), tensors)
+    save(Location.parse(folder).child(_FILE), tensors)
 
 
 def _tensors_of(model: Any) -> dict[str, Any]:

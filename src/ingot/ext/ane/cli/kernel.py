@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from click.exceptions import Exit
 
-from ingot.artifacts.options import AnyPath
 from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
 from ingot.errors import UsageError
 from ingot.ext.ane.options import KernelOptions
+from ingot.stores.location import AnyPath
 
 EPILOG = (
     "Examples:\n\n"

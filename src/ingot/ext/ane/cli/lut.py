@@ -33,12 +33,12 @@ def command(
     from ingot.ext.ane.chips.activation import FUNCTIONS
     from ingot.ext.ane.chips.lut_plot import svg_plot, text_plot
     from ingot.ext.ane.lut import lut, lut_report
-    from ingot.stores.table import write_file
+    from ingot.stores.location import Location
 
     fitted = lut(options)
     function, _ = FUNCTIONS[options.name]
     if svg is not None:
-        write_file(svg, svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
+        Location.parse(svg).write(svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
     if plot and not json:
         print(text_plot(fitted, function))
     render(lut_report(options.name, fitted), json=json)

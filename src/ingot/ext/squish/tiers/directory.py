@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from os import PathLike
 
 from ingot.errors import ResourceError
 from ingot.stores.folder import LocalFolder
-from ingot.stores.table import from_url
+from ingot.stores.location import Location
 
 LOCK = ".ingot-tiers.lock"
 _PATIENCE = 3600.0  # seconds to wait for another process that builds
@@ -19,8 +18,8 @@ class Directory(LocalFolder):
     Raises ``UsageError`` ``store.missing`` and ``store.not-a-folder``, ``UnsupportedError`` ``store.not-local``.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(from_url(path).require_path("", "changing a Squish directory in place"))
+    def __init__(self, location: Location) -> None:
+        super().__init__(location.store().require_path("", "changing a Squish directory in place"))
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the directory's lock; wait for another process that holds it.

@@ -35,6 +35,7 @@ from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.stores.location import Location
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
 """Columns that share a scale: by default, at least, at most."""
@@ -127,10 +128,11 @@ def add_int4(options: Int4Options) -> Int4Report:
     """
     started = time.perf_counter()
     _require_group(options)
-    directory = Directory(options.path)
+    location = Location.parse(options.path)
+    directory = Directory(location)
     with directory.locked():
         planned, taken = resumed(
-            lambda resume: _add(directory.join(resume=resume), options),
+            lambda resume: _add(directory.join(resume=resume), location, options),
             lambda: directory.join(resume=False).discard(),
         )
         if options.drop_int8:
@@ -150,10 +152,10 @@ def add_int4(options: Int4Options) -> Int4Report:
     )
 
 
-def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
+def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
     """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
     with staging:
-        source = open_source(options.path, io="pread")
+        source = open_source(location, io="pread")
         try:
             planned = _plan(source, options)
             if not planned.plan.steps:
