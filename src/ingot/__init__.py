@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ingot.errors import INGOT_VERSION
 
 if TYPE_CHECKING:
     from ingot import mlx as mlx
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ingot.ops.open import open as open
     from ingot.ops.report.report import report as report
     from ingot.ops.save import save as save
+
+__version__ = INGOT_VERSION
 
 _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",

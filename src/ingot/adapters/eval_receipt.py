@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import ingot
 from ingot.adapters.options import EXACT, Measures, Protocol
+from ingot.errors import INGOT_VERSION
 from ingot.ops.check.receipt import add_receipt
 from ingot.ops.identity import content_id
 from ingot.ops.open import checkpoint_of, open_source
@@ -54,7 +54,7 @@ def write_receipt(
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
     found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
-    entry: dict[str, Any] = {"of": of, "by": f"ingot {ingot.__version__}", "figures": found}
+    entry: dict[str, Any] = {"of": of, "by": f"ingot {INGOT_VERSION}", "figures": found}
     if measures.top_k is not None:
         entry["top_k"] = measures.top_k
     if result.intervals:

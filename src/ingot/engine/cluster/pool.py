@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import ingot
 from ingot.core.parallel import default_workers
 from ingot.engine.cluster import messages
 from ingot.engine.cluster.messages import Answer, InvalidMessageError, WorkerLostError
 from ingot.engine.cluster.process import ProcessWorker
 from ingot.engine.cluster.task_types import TASK_TYPES
-from ingot.errors import UsageError
+from ingot.errors import INGOT_VERSION, UsageError
 
 TIMEOUT = "INGOT_WORKER_TIMEOUT"
 """The environment variable that sets after how many seconds without a heartbeat a worker is given up."""
@@ -175,7 +174,7 @@ class WorkerPool:
         """As ``Pool.submit``."""
         try:
             number, result = next(self._numbers), TASK_TYPES.get_or_refuse(task_type).result
-            line = messages.encode({"id": number, "ingot": ingot.__version__, "type": task_type, "body": body})
+            line = messages.encode({"id": number, "ingot": INGOT_VERSION, "type": task_type, "body": body})
             job = _Job(number, line, result, check)
         except Exception as error:
             failed: Future[Any] = Future()

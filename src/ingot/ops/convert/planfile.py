@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-import ingot
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.core.strictjson import strict_json
@@ -20,7 +19,7 @@ from ingot.engine.bind import RULE as STEP
 from ingot.engine.bind import StepData, bound_steps, specs_of
 from ingot.engine.data import step_data
 from ingot.engine.resources import Resources
-from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Account, Omission
 from ingot.model.artifact import Artifact
@@ -133,7 +132,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             rule="plan.quantizer",
         )
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "source": {
             "url": source.url,
@@ -228,10 +227,10 @@ def read_plan(path: AnyPath, kind: type[P]) -> P:
     if not name:
         raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)
     found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
-    if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
+    if found.get("version") != VERSION or found.get("ingot") != INGOT_VERSION:
         raise FormatError(
             "plan.version",
-            f"expected a plan of version {VERSION} made by Ingot {ingot.__version__}, which encodes alike; found "
+            f"expected a plan of version {VERSION} made by Ingot {INGOT_VERSION}, which encodes alike; found "
             f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
             where=where,
         )

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-import ingot
 from ingot.core.structs import warm
 from ingot.engine.bind import StepData, bound_steps, specs_of
 from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.plan import Plan
 from ingot.engine.route import Route
 from ingot.engine.work import Step
-from ingot.errors import FormatError
+from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
@@ -59,7 +58,7 @@ def delta_plan_json(
     """
     options = plan.options
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "kind": kind,
         "sources": [

@@ -8,9 +8,9 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 
-import ingot
 from ingot.core.memory import format_size
 from ingot.core.names import ROLES
+from ingot.errors import INGOT_VERSION
 from ingot.model.html import percent, table_html, text_of
 from ingot.model.report import Column, Kind, Table, table_of
 from ingot.ops.report import svg
@@ -82,7 +82,7 @@ def page(found: Look) -> str:
         f"<title>{text_of(found.path)}</title><style>{style}</style></head>\n<body>"
         f'<a class="skip" href="#tensors">To the tensors</a><header>{_head(found)}'
         f'<nav aria-label="Sections">{links}</nav></header>\n<main>{body}</main>\n'
-        f"<footer>Made by ingot {text_of(ingot.__version__)}. This file asks for nothing on any network.</footer>\n"
+        f"<footer>Made by ingot {text_of(INGOT_VERSION)}. This file asks for nothing on any network.</footer>\n"
         f"<script>{script}</script></body></html>\n"
     )
 
