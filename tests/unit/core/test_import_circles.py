@@ -12,10 +12,8 @@ SOURCE = Path(__file__).resolve().parents[3] / "src"
 ALLOWED = [
     "model.limits model.tensor",
     "model.html model.report model.words",
-    "model.layouts.affine model.layouts.affine_others model.layouts.words",
     "codecs.base codecs.range_probe",
     "stores.ahead stores.files stores.local stores.memory stores.reads stores.scheme stores.shared",
-    "model.layouts.scaled_codebook model.layouts.scaled_others",
     "engine.cluster.pool engine.cluster.ray",
     "ops.delta.auto ops.delta.draft ops.delta.exact_dtype ops.delta.inputs ops.delta.pairs ops.delta.questions",
     "adapters.packed_linear adapters.torch adapters.torch_device",
