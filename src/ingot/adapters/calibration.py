@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ingot.adapters.special_tokens import prefix_text
 from ingot.core.memory import format_size
 from ingot.core.options import about
-from ingot.model.report import Bytes, Figure, Line, Report, Shown, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, figures_of
+from ingot.model.shown import Shown
 from ingot.ops.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME, AnyPath
 
 if TYPE_CHECKING:

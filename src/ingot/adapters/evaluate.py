@@ -33,7 +33,8 @@ from ingot.core.extras import require
 from ingot.core.memory import peak_rss
 from ingot.core.progress import Progress
 from ingot.errors import UsageError
-from ingot.model.report import Report, Shown
+from ingot.model.report import Report
+from ingot.model.shown import Shown
 from ingot.ops.check.receipt import require_place
 from ingot.stores.table import location_of
 

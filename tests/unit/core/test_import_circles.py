@@ -10,9 +10,6 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 ALLOWED = [
-    "model.limits model.tensor",
-    "model.html model.report model.words",
-    "codecs.base codecs.range_probe",
     "stores.ahead stores.files stores.local stores.memory stores.reads stores.scheme stores.shared",
     "engine.cluster.pool engine.cluster.ray",
     "ops.delta.auto ops.delta.draft ops.delta.exact_dtype ops.delta.inputs ops.delta.pairs ops.delta.questions",

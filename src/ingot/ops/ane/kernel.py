@@ -18,7 +18,8 @@ from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Shown, Table, figures_of, table_of
+from ingot.model.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
+from ingot.model.shown import Shown
 from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import parse_assumptions

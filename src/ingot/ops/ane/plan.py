@@ -15,7 +15,8 @@ from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Counts, Figure, Line, Report, Shown, Texts, table_of
+from ingot.model.report import Bytes, Counts, Figure, Line, Report, Texts, table_of
+from ingot.model.shown import Shown
 from ingot.model.tensor import Tensor
 from ingot.ops.ane.assume import Assumptions, parse_assumptions
 from ingot.ops.ane.options import PlanOptions

@@ -24,7 +24,8 @@ from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
-from ingot.model.report import Column, Figure, Line, Report, Shown, Table, Texts
+from ingot.model.report import Column, Figure, Line, Report, Table, Texts
+from ingot.model.shown import Shown
 from ingot.model.tensor import Array, Tensor
 from ingot.ops.adapter_files import adapter_in
 from ingot.ops.check.comparisons import (

@@ -24,7 +24,8 @@ from ingot.model.account import Account
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.words import WordsLayout
-from ingot.model.report import Report, Shown
+from ingot.model.report import Report
+from ingot.model.shown import Shown
 from ingot.ops.account import account_of_conversion, dropped, unused_patterns
 from ingot.ops.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.ops.architectures.parallel import Rank

@@ -13,7 +13,8 @@ from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
+from ingot.model.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
+from ingot.model.shown import Shown
 from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_conversion, dropped
 from ingot.ops.adapter_files import HOLDS_ANY, Adapter, adapter_of

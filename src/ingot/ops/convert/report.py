@@ -24,12 +24,12 @@ from ingot.model.report import (
     Report,
     Seconds,
     Shape,
-    Shown,
     Texts,
     data_of,
     figures_of,
     table_of,
 )
+from ingot.model.shown import Shown
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.grades import counted, said
 from ingot.ops.worst import loss, worst_of

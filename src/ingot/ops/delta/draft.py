@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.range_probe import merged, resolve_range
+from ingot.codecs.resolve_range import merged, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.structs import warm
 from ingot.engine.bind import StepData

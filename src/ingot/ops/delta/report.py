@@ -18,13 +18,13 @@ from ingot.model.report import (
     Report,
     Seconds,
     Shape,
-    Shown,
     Table,
     Texts,
     data_of,
     figures_of,
     table_of,
 )
+from ingot.model.shown import Shown
 from ingot.model.tensor import Tensor
 from ingot.ops.delta.explain import note_of
 from ingot.ops.worst import loss, worst_of

@@ -14,7 +14,8 @@ from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.foreign import HEAD
 from ingot.model.bytesource import ByteSource, Stamp
-from ingot.model.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.model.shown import Shown
 from ingot.model.store import Store
 from ingot.ops.adapter_files import adapter_of
 from ingot.ops.library.bases import Base, choose_base

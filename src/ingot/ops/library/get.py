@@ -8,7 +8,8 @@ from functools import partial
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import UsageError
-from ingot.model.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.model.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.model.shown import Shown
 from ingot.model.store import Replaced
 from ingot.ops.convert.convert import convert
 from ingot.ops.library.manifest import Manifest

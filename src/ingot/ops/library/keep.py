@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ingot.core.options import takes
 from ingot.core.progress import Progress
 from ingot.errors import IngotError, ResourceError
-from ingot.model.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
+from ingot.model.report import Bytes, Count, Line, Report, figures_of, table_of
+from ingot.model.shown import Shown
 from ingot.ops.check.findings import Finding
 from ingot.ops.library.manifest import Manifest, file_of
 from ingot.ops.library.objects import Form, Objects, require_known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.core.options import takes
 from ingot.errors import UsageError
-from ingot.model.report import Report
+from ingot.model.shown import ShownReport
 from ingot.ops.report.look import look
 from ingot.ops.report.options import ReportOptions
 from ingot.ops.report.page import page
@@ -13,14 +13,14 @@ from ingot.stores.table import location_of, write_file
 
 
 @takes(ReportOptions, "report")
-def report(options: ReportOptions) -> Report:
+def report(options: ReportOptions) -> ShownReport:
     """Show what a checkpoint is made of, B where there is one, and how far it is from A, on one page.
 
     Without ``out`` nothing is written.
 
     Returns
     -------
-    Report
+    ShownReport
         All that the page shows, as figures and tables.
 
     Raises
@@ -31,10 +31,10 @@ def report(options: ReportOptions) -> Report:
         As ``look``; other errors as ``ingot.open`` and ``ingot.compare``.
     """
     if options.out is None:
-        return tables(look(options))
+        return ShownReport.from_report(tables(look(options)))
     place = location_of(options.out)
     if not place.lower().endswith((".html", ".htm")):
         raise UsageError(f"expected a page's name that ends in .html, found {place[-80:]!r}", rule="report.page")
     found = look(options)
     write_file(options.out, page(found).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
-    return tables(found, place)
+    return ShownReport.from_report(tables(found, place))

@@ -11,7 +11,8 @@ from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.formats.dialects.mlx import MlxFormat
 from ingot.model.bytesource import Stamp
-from ingot.model.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.model.shown import Shown
 from ingot.model.store import Store
 from ingot.ops.architectures.mlx_families import is_opened
 from ingot.ops.convert.convert import convert

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.range_probe import RULE as UNDERFLOW
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.resolve_range import RULE as UNDERFLOW
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.core.joining import Joining
 from ingot.core.options import takes
@@ -27,7 +27,8 @@ from ingot.formats.npydir.format import NpydirFormat
 from ingot.formats.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
 from ingot.formats.npydir.sidecar import Sidecar
 from ingot.model.layouts.affine import CODES, AffineLayout, Constant
-from ingot.model.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.model.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.model.shown import Shown
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.measure import first_values
