@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ingot.ops.check.seal import seal as seal
     from ingot.ops.check.verify import verify as verify
     from ingot.ops.convert.convert import convert as convert
-    from ingot.ops.convert.planfile import execute as execute
+    from ingot.ops.convert.execute_plan import execute as execute
     from ingot.ops.delta.apply import apply_delta as apply_delta
     from ingot.ops.delta.apply import revert as revert
     from ingot.ops.delta.diff import diff as diff
@@ -51,7 +51,7 @@ _NAMES = {
     "convert": "ingot.ops.convert.convert",
     "diff": "ingot.ops.delta.diff",
     "evaluate": "ingot.adapters.evaluate",
-    "execute": "ingot.ops.convert.planfile",
+    "execute": "ingot.ops.convert.execute_plan",
     "load_compressed_model": "ingot.adapters.compressed",
     "load_model": "ingot.adapters.transformers",
     "open": "ingot.ops.open",

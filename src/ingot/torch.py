@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from ingot.adapters.torch import decodes_there, from_numpy
+from ingot.adapters.torch import from_numpy
+from ingot.adapters.torch_device import decodes_there
 from ingot.core.border import bordered
 from ingot.model.checkpoint import Checkpoint
 from ingot.ops.in_memory import open_bytes, save_bytes

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
+from ingot.adapters.eval_report import Evaluation
 from ingot.adapters.options import EXACT, Measures, Protocol
 from ingot.errors import INGOT_VERSION
 from ingot.ops.check.receipt import add_receipt
@@ -15,9 +16,6 @@ from ingot.ops.identity import content_id
 from ingot.ops.open import checkpoint_of, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import url_of
-
-if TYPE_CHECKING:
-    from ingot.adapters.evaluate import Evaluation
 
 FIGURES = (
     "perplexity",

@@ -13,7 +13,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.adapters.torch import decoded_there, from_numpy
+from ingot.adapters.torch import from_numpy
+from ingot.adapters.torch_device import decoded_there
 from ingot.codecs.base import FLOAT_TARGETS
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES

@@ -28,7 +28,7 @@ def command(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -
 
     The result is byte for byte that of the conversion itself.
     """
-    from ingot.ops.convert.planfile import execute
+    from ingot.ops.convert.execute_plan import execute
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))

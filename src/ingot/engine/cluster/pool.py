@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ingot.core.parallel import default_workers
+from ingot.core.registry import Registry
 from ingot.engine.cluster import messages
 from ingot.engine.cluster.messages import Answer, InvalidMessageError, WorkerLostError
 from ingot.engine.cluster.process import ProcessWorker
@@ -370,13 +371,21 @@ class Processes(WorkerPool):
             return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 
 
+def process_pool(address: str | None, threads: int) -> Pool:
+    """Return a worker for each processor of this machine."""
+    return Processes()
+
+
+POOLS: Registry[Callable[[str | None, int], Pool]] = Registry(
+    "engine",
+    (("processes", "ingot.engine.cluster.pool:process_pool"), ("ray", "ingot.engine.cluster.ray:ray_pool")),
+)
+"""Name of an engine to the function that returns its workers for an address and a number of threads."""
+
+
 def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
-    """Return the workers of the engine ``processes`` or ``ray``; each task takes ``threads``.
+    """Return the workers of an engine of ``POOLS``; each task takes ``threads``.
 
-    Errors as ``Processes`` and ``ray.ray_pool``.
+    Raises the errors of ``Processes`` and ``ray.ray_pool``.
     """
-    if engine == "processes":
-        return Processes()
-    from ingot.engine.cluster.ray import ray_pool  # noqa: PLC0415 - it imports this
-
-    return ray_pool(address, threads)
+    return POOLS[engine](address, threads)

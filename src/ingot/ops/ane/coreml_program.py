@@ -18,8 +18,9 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.view import derived
-from ingot.ops.convert.convert import Prepared, refuse_same, run
+from ingot.ops.convert.convert import run
 from ingot.ops.convert.plan import PlanRequest, plan_conversion
+from ingot.ops.convert.prepared import Prepared, refuse_same
 from ingot.ops.convert.report import ConvertReport
 from ingot.ops.destination import Destination, destination
 from ingot.ops.open import Source, open_source, weights_of

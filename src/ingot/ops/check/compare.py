@@ -39,7 +39,7 @@ from ingot.ops.check.comparisons import (
     Comparisons,
     TensorComparison,
 )
-from ingot.ops.check.options import CompareOptions
+from ingot.ops.check.options import ComparedFiles, CompareOptions
 from ingot.ops.convert.graphs import facing
 from ingot.ops.open import address_of
 from ingot.ops.open import open as open_checkpoint
@@ -215,7 +215,6 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.engine.cluster.pool import pool_of
-        from ingot.ops.check.questions import ComparedFiles
         from ingot.ops.cluster.spread import Query, ask, files_of
 
         opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)

@@ -22,7 +22,7 @@ from ingot.ops.architectures.unknown import RULE as UNKNOWN
 from ingot.ops.architectures.unopened import unopened_note
 from ingot.ops.attachments import check_package
 from ingot.ops.check.findings import Finding, finding_of
-from ingot.ops.check.options import VerifyOptions
+from ingot.ops.check.options import CheckedFile, VerifyOptions
 from ingot.ops.check.receipt import receipt_of
 from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.check.tensors import NO_DIGEST, check_tensor, check_tensors
@@ -88,7 +88,6 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
 
     def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.engine.cluster.pool import pool_of
-        from ingot.ops.check.questions import CheckedFile
         from ingot.ops.cluster.spread import Query, ask, files_of
 
         opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)

@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from ingot.core.progress import Progress
+from ingot.core.registry import Registry
 from ingot.core.structs import warm
 from ingot.engine.cluster import messages
 from ingot.engine.cluster.messages import InvalidMessageError, Task, TaskResult, Token, WorkerLostError
@@ -303,24 +304,19 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
         raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 
 
-def _open_conversion(address: str) -> Shared:
-    from ingot.ops.convert.planfile import shared
-
-    return shared(address)
-
-
-def _open_delta(address: str) -> Shared:
-    from ingot.ops.delta.planfile import shared
-
-    return shared(address)
+PLANS: Registry[Callable[[str], Shared]] = Registry(
+    "plan",
+    (("convert", "ingot.ops.convert.planfile:shared"), ("delta", "ingot.ops.delta.planfile:shared")),
+)
+"""Task type to the function that opens a plan by its address. A worker imports the operation that a task belongs to."""
 
 
 class StepsType(TaskType[StepsBody, TaskResult]):
-    """Tasks of plans that ``opened`` opens; the last plan stays open."""
+    """Tasks of the plans that a function of ``PLANS`` opens; the last plan stays open."""
 
-    def __init__(self, opened: Callable[[str], Shared]) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)
-        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
+        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(PLANS[name], job)))
 
     def close(self) -> None:
         """Close the plan."""
@@ -365,4 +361,5 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         return result
 
 
-CONVERT, DELTA = StepsType(_open_conversion), StepsType(_open_delta)
+CONVERT = StepsType("convert")
+DELTA = StepsType("delta")

@@ -33,7 +33,7 @@ from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_reading
 from ingot.ops.adapter_files import refuse_adapter
 from ingot.ops.companions import copy_companions
-from ingot.ops.convert.convert import refuse_same
+from ingot.ops.convert.prepared import refuse_same
 from ingot.ops.delta.auto import (
     PER_PAIR,
     Measured,
@@ -51,7 +51,7 @@ from ingot.ops.delta.inputs import changed_elements, check_inputs, is_cast, requ
 from ingot.ops.delta.larger import require_smaller
 from ingot.ops.delta.observe import PARENT, Identify
 from ingot.ops.delta.options import DiffOptions
-from ingot.ops.delta.pairs import Asking, ByWorkers, Here, PairFiles, digest_of, pairs_of
+from ingot.ops.delta.pairs import Asking, Here, PairFiles, digest_of, pairs_of
 from ingot.ops.delta.parent import parent_orders
 from ingot.ops.delta.report import DiffReport, tensor_diffs
 from ingot.ops.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, EVERY, EXACT, Storage, is_matrix
@@ -192,6 +192,8 @@ class _Diff:
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
         self._asking: Asking = Here(self._pairs, self._resources.workers)
         if pool is not None:
+            from ingot.ops.delta.questions import ByWorkers
+
             paths = [path for path in (options.base, options.finetuned) if not isinstance(path, Mapping)]
             how = (options.io, options.verify, options.max_decompressed)
             files = PairFiles(fspath(paths[0]), fspath(paths[1]), *how)

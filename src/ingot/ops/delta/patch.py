@@ -33,8 +33,8 @@ from ingot.model.tensor import Tensor
 from ingot.ops.account import account_of_reading
 from ingot.ops.adapter_files import refuse_adapter
 from ingot.ops.companions import ConfigChange, copy_companions
-from ingot.ops.convert.convert import refuse_same
 from ingot.ops.convert.packed_layers import require_layers
+from ingot.ops.convert.prepared import refuse_same
 from ingot.ops.convert.requests import DEFAULT_SHARD
 from ingot.ops.delta.chain import Link, Routes, link_of, stages
 from ingot.ops.delta.options import PatchOptions
