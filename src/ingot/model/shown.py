@@ -30,11 +30,6 @@ class Shown(ABC):
 class ShownReport(Report, Shown):
     """A report that is the result itself."""
 
-    @classmethod
-    def from_report(cls, report: Report) -> ShownReport:
-        """Return a report with the same contents."""
-        return cls(report.figures, report.lines, report.tables, report.closing)
-
     def report(self) -> Report:
         """Return this report."""
         return self

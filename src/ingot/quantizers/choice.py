@@ -24,9 +24,8 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
-from ingot.quantizers.blocks import AS_INTEGERS, GRIDS
 from ingot.quantizers.factors import Factors
-from ingot.quantizers.grid import A_ROW, FOUR_BITS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
+from ingot.quantizers.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantizers.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
 from ingot.quantizers.trellis import Made, round_streams
 

@@ -18,10 +18,9 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.quantizers.blocks import GRIDS
 from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import feedback_factor, no_factors
-from ingot.quantizers.grid import OFFSETS, POINTS, Grid, Rounded
+from ingot.quantizers.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
 from ingot.quantizers.parts import parts_of
 from ingot.quantizers.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
 

@@ -19,11 +19,10 @@ from ingot.ops.convert.convert import convert
 from ingot.ops.destination import destination, stage
 from ingot.ops.open import open as open_checkpoint
 from ingot.ops.squish import sentinel, snapshot
-from ingot.ops.squish.directory import Directory
+from ingot.ops.squish.directory import Directory, resumed
 from ingot.ops.squish.gate import Gate, Passed, Search
 from ingot.ops.squish.kept import Kept, kept
 from ingot.ops.squish.options import BuildOptions
-from ingot.ops.squish.resumed import resumed
 from ingot.ops.squish.sentinel import Sentinel
 from ingot.ops.squish.status import (
     TierStatus,

@@ -33,9 +33,8 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.ops.convert.measure import first_values
 from ingot.ops.open import Source, open_source
-from ingot.ops.squish.directory import Directory
+from ingot.ops.squish.directory import Directory, resumed
 from ingot.ops.squish.options import Int4Options
-from ingot.ops.squish.resumed import resumed
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
 """Columns that share a scale: by default, at least, at most."""

@@ -24,10 +24,9 @@ from ingot.ops.convert.convert import prepare
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.planfile import plan_json
 from ingot.ops.identity import content_id
-from ingot.quantizers.blocks import GRIDS
 from ingot.quantizers.choice import asked, rounded_as
 from ingot.quantizers.factors import factors_of
-from ingot.quantizers.grid import OFFSETS, POINTS, Grid
+from ingot.quantizers.grid import GRIDS, OFFSETS, POINTS, Grid
 from ingot.quantizers.rounding import round_matrix, values_of
 from ingot.recipes.load import parse_recipe
 
