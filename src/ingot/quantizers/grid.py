@@ -221,4 +221,4 @@ GRIDS: Mapping[str, Grid] = {
 """Type of ggml's blocks to its grid (``spec/gguf.md``); blocks divide the columns of a matrix."""
 
 AS_INTEGERS = ("q4_0", "q5_0", "q8_0")
-"""Types that are computed as signed integers, which become blocks, or another layout of such integers."""
+"""Types that are computed as signed integers, which become blocks, or another layout of the same integers."""
