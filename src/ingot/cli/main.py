@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import ingot
 from ingot.cli.commands import COMMANDS, convert_lightly
 from ingot.cli.help import without_types
 from ingot.cli.output import Output, open_streams, print_json
@@ -27,7 +26,7 @@ from ingot.cli.welcome import overview, welcome
 from ingot.core.border import foreign_error, system_error
 from ingot.core.files.atomic import PUBLISHED
 from ingot.core.suggest import did_you_mean
-from ingot.errors import PluginError, ResourceError, printable
+from ingot.errors import INGOT_VERSION, PluginError, ResourceError, printable
 
 
 class _Commands(TyperGroup):
@@ -88,7 +87,7 @@ _STOPPED = {"by": INTERRUPTED}
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"ingot {ingot.__version__}")
+        typer.echo(f"ingot {INGOT_VERSION}")
         raise typer.Exit
 
 

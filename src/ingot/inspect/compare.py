@@ -36,13 +36,14 @@ from ingot.inspect.comparisons import (
     Comparisons,
     TensorComparison,
 )
-from ingot.inspect.options import CompareOptions
+from ingot.inspect.options import ComparedFiles, CompareOptions
 from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
-from ingot.reporting.report import Column, Figure, Line, Report, Shown, Table, Texts
+from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
+from ingot.reporting.shown import Shown
 from ingot.stores.table import location_of
 
 _CHUNK = 1 << 20
@@ -215,7 +216,6 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
-        from ingot.inspect.questions import ComparedFiles
 
         opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)
         addresses = {"a": address_of(options.a), "b": address_of(options.b)}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ingot.core.files.atomic import Staging
 from ingot.core.files.oserrors import write_error
 from ingot.errors import UsageError
 from ingot.model.store import Replaced, Store
-
-if TYPE_CHECKING:
-    from ingot.stores.shared import SharedFolder
+from ingot.stores.shared import SharedFolder
 
 
 class Scheme(ABC):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from ingot.core.files.atomic import Staging
 from ingot.core.files.paths import local_path
@@ -18,10 +17,7 @@ from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Replaced, Store
 from ingot.stores.remote.address import shown
 from ingot.stores.scheme import Scheme, WritableScheme
-
-if TYPE_CHECKING:
-    from ingot.stores.shared import SharedFolder
-
+from ingot.stores.shared import SharedFolder
 
 STORES: Instances[Scheme] = Instances(
     "store",

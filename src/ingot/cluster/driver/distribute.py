@@ -32,6 +32,7 @@ from ingot.cluster.task_types import TaskType
 from ingot.cluster.tasks import runs_of
 from ingot.cluster.worker import worker_name
 from ingot.core.parsing.structs import warm
+from ingot.core.registry import Registry
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
 from ingot.engine.plan import Plan
@@ -303,24 +304,19 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
         raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 
 
-def _open_conversion(address: str) -> Shared:
-    from ingot.conversion.planfile import shared
-
-    return shared(address)
-
-
-def _open_delta(address: str) -> Shared:
-    from ingot.delta.planfile import shared
-
-    return shared(address)
+PLANS: Registry[Callable[[str], Shared]] = Registry(
+    "plan",
+    (("convert", "ingot.conversion.planfile:shared"), ("delta", "ingot.delta.planfile:shared")),
+)
+"""Task type to the function that opens a plan by its address. A worker imports the operation that a task belongs to."""
 
 
 class StepsType(TaskType[StepsBody, TaskResult]):
-    """Tasks of plans that ``opened`` opens; the last plan stays open."""
+    """Tasks of the plans that a function of ``PLANS`` opens; the last plan stays open."""
 
-    def __init__(self, opened: Callable[[str], Shared]) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)
-        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
+        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(PLANS[name], job)))
 
     def close(self) -> None:
         """Close the plan."""
@@ -365,4 +361,5 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         return result
 
 
-CONVERT, DELTA = StepsType(_open_conversion), StepsType(_open_delta)
+CONVERT = StepsType("convert")
+DELTA = StepsType("delta")
