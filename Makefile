@@ -172,9 +172,11 @@ imports: $(VENV)/.installed $(VENV)/.lint
 docs: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tools/check_docs.py
 
-# Names, phrases and commit subjects. A package may not have more hits than tools/words_allowed.json allows.
+# Names, phrases and commit subjects; short modules, and several values in one assignment. A package may not have more hits
+# than tools/words_allowed.json and tools/style_allowed.json allow.
 words: $(VENV)/.created
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python tools/check_style.py
 
 # build/site/index.html, which needs no server. docs/site/conf.py says how; a warning is an error, a link to nothing is one.
 docs-site: $(VENV).site/.installed

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import ingot
 from ingot.cluster import messages
 from ingot.cluster.messages import Answer, WorkerLostError
 from ingot.cluster.task_types import TASK_TYPES
 from ingot.cluster.worker import answer
+from ingot.errors import INGOT_VERSION
 
 
 class Inline:
@@ -52,7 +52,7 @@ class Inline:
         return future
 
     def _result(self, task_type: str, body: Any, check: Callable[[Any], None] | None, count: int) -> Any:
-        request = {"id": count, "ingot": ingot.__version__, "type": task_type, "body": body}
+        request = {"id": count, "ingot": INGOT_VERSION, "type": task_type, "body": body}
         answered = messages.decode(answer(messages.encode(request)), Answer)
         if answered.error is not None:
             raise messages.decode_error(answered.error)

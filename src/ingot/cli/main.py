@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import ingot
 from ingot.cli.commands import BRIEFLY, COMMANDS
 from ingot.cli.help import Group
 from ingot.cli.output import Output, open_streams, print_json
@@ -26,7 +25,7 @@ from ingot.cli.welcome import overview, welcome
 from ingot.core.border import foreign_error, system_error
 from ingot.core.files.atomic import PUBLISHED
 from ingot.core.suggest import did_you_mean
-from ingot.errors import IngotError, PluginError, ResourceError, printable
+from ingot.errors import INGOT_VERSION, IngotError, PluginError, ResourceError, printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -109,7 +108,7 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--cache", "cache_folder", metavar="DIR|off", help="Keep ranges of remote files in this folder.")
 @click.option("--cache-size", metavar="SIZE", help="The most bytes kept there, such as 20GiB.")
-@click.version_option(ingot.__version__, message="ingot %(version)s", help="Print the version.")
+@click.version_option(INGOT_VERSION, message="ingot %(version)s", help="Print the version.")
 @click.option(
     "--show-completion",
     metavar="SHELL",

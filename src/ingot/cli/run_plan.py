@@ -22,7 +22,7 @@ def command(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -
 
     The result is byte for byte that of the conversion itself.
     """
-    from ingot.conversion.planfile import execute
+    from ingot.conversion.execute_plan import execute
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))

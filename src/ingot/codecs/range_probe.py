@@ -6,23 +6,16 @@ anything is encoded, and is prepared again with a type that holds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from ingot.core.numeric.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
 from ingot.core.runtime import native
-from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 
-if TYPE_CHECKING:
-    from ingot.codecs.base import BaseEncoder
-
 AUTO = "auto"
-RULE = "codec.underflow"
-Options = Mapping[str, Any]
-_E = TypeVar("_E", bound="BaseEncoder")
 
 
 class RangeProbe:
@@ -86,61 +79,3 @@ def magnitude(rows: Array) -> float:
         return np.inf
     low, high, bad = native.kernels.affine_range(as_bits(rows).reshape(-1), float_name(rows))
     return float(max(-low, high)) if bad == rows.size else np.inf
-
-
-def merged(options: Options, more: Options) -> dict[str, Any]:
-    """Return options with others in their place; those of an inner codec one by one."""
-    inner = {"options": merged(options.get("options", {}), more["options"])} if "options" in more else {}
-    return {**options, **more, **inner}
-
-
-def named(more: Mapping[str, Any]) -> str:
-    """Name types that were chosen: ``scales bf16``."""
-    return ", ".join(named(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items())
-
-
-def resolve_range(
-    encoder: _E,
-    make: Callable[[Options], _E],
-    options: Options,
-    pieces: Iterable[tuple[int, Array]],
-    accepts: Callable[[_E], bool] = lambda encoder: True,
-) -> tuple[_E, Options]:
-    """Return an encoder whose types hold the values, and the options that differ from the stated ones.
-
-    Reads only as many pieces as the encoder must observe.
-
-    Parameters
-    ----------
-    encoder
-        What ``make`` gives with ``options``.
-    make : callable
-        From options to encoder.
-    pieces : iterable of (int, array)
-        First row and rows of the matrix, in order. Ordinary weights need the first piece alone.
-    accepts : callable
-        Whether a container takes what an encoder with other types makes.
-
-    Returns
-    -------
-    encoder, and the options that were chosen for it (none for ordinary weights)
-
-    Raises
-    ------
-    UnsupportedError
-        ``codec.underflow``: the values are too small for the types that were asked for or that the container takes.
-    """
-    if not encoder.observes():
-        return encoder, {}
-    for start, rows in pieces:
-        if encoder.observe(rows, start):
-            break
-    more = encoder.wider_options()
-    if more:
-        wide = make(merged(options, more))
-        if accepts(wide):
-            return wide, more
-    reason = encoder.underflow()
-    if reason is not None:
-        raise UnsupportedError(reason, rule=RULE)
-    return encoder, {}

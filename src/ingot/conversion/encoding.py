@@ -9,8 +9,9 @@ from typing import Any
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
-from ingot.codecs.range_probe import RULE as UNDERFLOW
+from ingot.codecs.range_probe import AUTO
+from ingot.codecs.resolve_range import RULE as UNDERFLOW
+from ingot.codecs.resolve_range import merged, named, resolve_range
 from ingot.codecs.table import CODECS, stored_exactly
 from ingot.conversion.candidates import first_values
 from ingot.conversion.ineffective_rules import weighs

@@ -24,7 +24,8 @@ from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
+from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
+from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 
 REFUSED = "refused"

@@ -1,41 +1,33 @@
-"""Plans of conversions as JSON: made in one process, executed in another (``spec/operations.md``, "Plans")."""
+"""Plans of conversions as JSON, which another process can execute (``spec/operations.md``, "Plans")."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-import ingot
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.identity import same_identity
 from ingot.artifacts.open import Source, checkpoint_of, open_source
 from ingot.cluster.driver.distribute import StepsType
-from ingot.conversion.options import ConvertOptions, ExecuteOptions
+from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import viewed
-from ingot.conversion.report import ConvertReport
-from ingot.conversion.run import Prepared, for_source, refuse_same, run, with_config
-from ingot.core.options import takes
+from ingot.conversion.prepared import Prepared, for_source, refuse_same
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.parsing.structs import warm
-from ingot.core.runtime.progress import Progress
-from ingot.engine.bind import RULE as STEP
 from ingot.engine.bind import StepData, bound_steps, specs_of
 from ingot.engine.data import step_data
-from ingot.engine.resources import Resources
-from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
-from ingot.model.account import Account, Omission
+from ingot.model.account import Omission
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.spec import TensorSpec
 from ingot.stores.location import AnyPath, Location
 
 VERSION = 6
@@ -133,7 +125,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             rule="plan.quantizer",
         )
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "source": {
             "url": source.url,
@@ -191,37 +183,6 @@ def _address(path: AnyPath | None) -> str | None:
     return store.url_of(name)
 
 
-@takes(ExecuteOptions, "execute")
-def execute(options: ExecuteOptions) -> ConvertReport:
-    """Carry out the plan of a conversion that another process has made.
-
-    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
-    tensors.
-
-    Returns
-    -------
-    ConvertReport
-
-    Raises
-    ------
-    FormatError
-        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
-        fit its source or the format.
-    IntegrityError
-        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
-    UsageError, UnsupportedError, CodecError, ResourceError
-        As ``ingot.convert``. Nothing is left under the final name.
-    """
-    started = time.perf_counter()
-    data = read_plan(Location.parse(options.plan), PlanData)
-    out = None if options.out is None else Location.parse(options.out)
-    with _prepared(data, out) as prepared:
-        progress = Progress(prepared.plan.in_bytes, options.progress)
-        resources = Resources(options.max_ram, options.threads, progress)
-        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
-    return replace(report, seconds=time.perf_counter() - started)
-
-
 def read_plan(location: Location, kind: type[P]) -> P:
     """Return a plan of the given type; raise the errors of ``execute`` and ``Location.find``."""
     where = location.display
@@ -229,10 +190,10 @@ def read_plan(location: Location, kind: type[P]) -> P:
     if not name:
         raise UsageError("this is a folder; name the file of a plan", rule="open.missing", where=where)
     found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
-    if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
+    if found.get("version") != VERSION or found.get("ingot") != INGOT_VERSION:
         raise FormatError(
             "plan.version",
-            f"expected a plan of version {VERSION} made by Ingot {ingot.__version__}, which encodes alike; found "
+            f"expected a plan of version {VERSION} made by Ingot {INGOT_VERSION}, which encodes alike; found "
             f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
             where=where,
         )
@@ -240,30 +201,6 @@ def read_plan(location: Location, kind: type[P]) -> P:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
-
-
-def _prepared(data: PlanData, out: Location | None) -> Prepared:
-    """Open what a plan reads and make its steps again; errors as ``execute``."""
-    opened = open_plan(data, out)
-    try:
-        plan = opened.plan(range(len(data.steps)))
-        _require_order(plan.format, plan.specs)
-        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
-    except BaseException:
-        opened.checkpoint.close()
-        raise
-    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
-    return Prepared(
-        source,
-        checkpoint,
-        plan,
-        place,
-        untie=data.untie,
-        notes=data.notes,
-        read=opened.read,
-        inexact=opened.inexact,
-        account=Account(data.superseded, data.dropped),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +287,6 @@ def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
     except BaseException:
         close()
         raise
-
-
-def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
-    if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
-        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
 
 
 def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:

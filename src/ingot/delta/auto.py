@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.delta.base import delta_codec, difference, widened
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.conversion.candidates import sample_of

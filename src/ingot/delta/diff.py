@@ -21,7 +21,7 @@ from ingot.artifacts.destination import Destination, destination, stage
 from ingot.artifacts.open import Source, weights_of
 from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.state_dict import opened
-from ingot.conversion.run import refuse_same
+from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.options import takes
 from ingot.core.runtime.memory import anonymous_in_use, parse_size
@@ -41,7 +41,7 @@ from ingot.delta.explain import note_lines
 from ingot.delta.larger import require_smaller
 from ingot.delta.observe import PARENT, Identify
 from ingot.delta.options import DiffOptions
-from ingot.delta.pairs import Asking, ByWorkers, Here, PairFiles, digest_of, pairs_of
+from ingot.delta.pairs import Asking, Here, PairFiles, digest_of, pairs_of
 from ingot.delta.parent import parent_orders
 from ingot.delta.plan import Draft, Drafted
 from ingot.delta.report import DiffReport, tensor_diffs
@@ -191,6 +191,8 @@ class _Diff:
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
         self._asking: Asking = Here(self._pairs, self._resources.workers)
         if pool is not None:
+            from ingot.delta.questions import ByWorkers
+
             weights = (options.base, options.finetuned)
             texts = [Location.parse(path).text for path in weights if not isinstance(path, Mapping)]
             how = (options.io, options.verify, options.max_decompressed)

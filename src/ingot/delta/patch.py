@@ -18,7 +18,7 @@ from ingot.artifacts.open import Source, checkpoint_of, open_delta, open_source,
 from ingot.artifacts.options import is_elsewhere
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
-from ingot.conversion.run import refuse_same
+from ingot.conversion.prepared import refuse_same
 from ingot.conversion.target import DEFAULT_SHARD
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype

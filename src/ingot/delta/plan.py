@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ingot.artifacts.identity import tensor_digest
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.range_probe import merged, resolve_range
+from ingot.codecs.resolve_range import merged, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.parsing.structs import warm
 from ingot.delta.exact_dtype import ENTROPY, exact_dtype

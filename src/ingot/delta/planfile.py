@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-import ingot
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
@@ -22,7 +21,7 @@ from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.patch_step import Route
 from ingot.engine.plan import Plan
 from ingot.engine.work import Step
-from ingot.errors import FormatError
+from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
@@ -61,7 +60,7 @@ def delta_plan_json(
     """
     options = plan.options
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "kind": kind,
         "sources": [

@@ -35,13 +35,14 @@ from ingot.inspect.comparisons import (
     Comparisons,
     TensorComparison,
 )
-from ingot.inspect.options import CompareOptions
+from ingot.inspect.options import ComparedFiles, CompareOptions
 from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
-from ingot.reporting.report import Column, Figure, Line, Report, Shown, Table, Texts
+from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
+from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
@@ -217,7 +218,6 @@ def _by_pair(
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
-        from ingot.inspect.questions import ComparedFiles
 
         a, b = locations
         opened = ComparedFiles(a.text, b.text, options.max_decompressed)

@@ -19,7 +19,7 @@ from ingot.core.runtime.gcpause import gc_paused
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.inspect.findings import Finding, finding_of
-from ingot.inspect.options import VerifyOptions
+from ingot.inspect.options import CheckedFile, VerifyOptions
 from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
@@ -88,7 +88,6 @@ def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> By
     def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
-        from ingot.inspect.questions import CheckedFile
 
         opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())

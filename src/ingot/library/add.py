@@ -25,7 +25,8 @@ from ingot.library.place import Place
 from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 from ingot.stores.shared import Adding, Use
 

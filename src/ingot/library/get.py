@@ -15,7 +15,8 @@ from ingot.library.options import GetOptions
 from ingot.library.place import Place, using
 from ingot.library.remake import write_file
 from ingot.model.store import Replaced
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.reporting.shown import Shown
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 

@@ -14,7 +14,8 @@ from ingot.library.manifest import Manifest, file_of
 from ingot.library.objects import Form, Objects, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.library.place import Place, using
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
+from ingot.reporting.report import Bytes, Count, Line, Report, figures_of, table_of
+from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 from ingot.stores.shared import Use
 

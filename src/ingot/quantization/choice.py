@@ -24,9 +24,8 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
-from ingot.quantization.blocks import AS_INTEGERS, GRIDS
 from ingot.quantization.factors import Factors
-from ingot.quantization.grid import A_ROW, FOUR_BITS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
+from ingot.quantization.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantization.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
 from ingot.quantization.trellis import Made, round_streams
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,3 +200,25 @@ class Rounded:
 
 def _numbers(rows: int, groups: Array) -> Array:
     return np.zeros((rows, int(groups[-1]) + 1), np.float32)
+
+
+_IQ4 = "iq4_nl"
+
+GRIDS: Mapping[str, Grid] = {
+    "q4_0": Grid(4, 32),
+    "q4_1": Grid(4, 32, zeros=OFFSETS),
+    "q5_0": Grid(5, 32),
+    "q5_1": Grid(5, 32, zeros=OFFSETS),
+    "q8_0": Grid(8, 32),
+    "q2_k": Grid(2, 16, zeros=OFFSETS, nested=Nested("q2_k", 0, 15, 15)),
+    "q3_k": Grid(3, 16, nested=Nested("q3_k", -32, 31)),
+    "q4_k": Grid(4, 32, zeros=OFFSETS, nested=Nested("q4_k", 0, 63, 63)),
+    "q5_k": Grid(5, 32, zeros=OFFSETS, nested=Nested("q5_k", 0, 63, 63)),
+    "q6_k": Grid(6, 16, nested=Nested("q6_k", -128, 127)),
+    "iq4_nl": Grid(4, 32, table=_IQ4),
+    "iq4_xs": Grid(4, 32, table=_IQ4, nested=Nested("iq4_xs", -32, 31)),
+}
+"""Type of ggml's blocks to its grid (``spec/gguf.md``); blocks divide the columns of a matrix."""
+
+AS_INTEGERS = ("q4_0", "q5_0", "q8_0")
+"""Types that are computed as signed integers, which become blocks, or another layout of the same integers."""

@@ -13,6 +13,7 @@ from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.stores.reads import flat
 from ingot.stores.scheme import WritableScheme
 
 
@@ -197,8 +198,3 @@ class MemorySink:
 
     def close(self) -> None:
         """Nothing to do."""
-
-
-def flat(data: memoryview) -> memoryview:
-    """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
-    return data.cast("B") if data.nbytes else memoryview(b"")

@@ -49,6 +49,11 @@ def check_words() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def check_style() -> ModuleType:
+    return tool("check_style")
+
+
+@pytest.fixture(scope="session")
 def sample_docstrings() -> ModuleType:
     return tool("sample_docstrings")
 

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.codecs.delta.base import delta_codec
-from ingot.codecs.range_probe import RULE, merged, resolve_range
+from ingot.codecs.resolve_range import RULE, merged, resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.plan import PlanRequest, plan_conversion
 from ingot.delta import diff as diffing

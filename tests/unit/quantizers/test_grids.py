@@ -17,10 +17,9 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.quantization.blocks import GRIDS
 from ingot.quantization.choice import asked, rounded_as
 from ingot.quantization.factors import feedback_factor, no_factors
-from ingot.quantization.grid import OFFSETS, POINTS, Grid, Rounded
+from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
 from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
 from tests.unit.quantizers.test_rounding import factors, matrix

@@ -305,7 +305,7 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
 
 
 class StepsType(TaskType[StepsBody, TaskResult]):
-    """Tasks of plans that ``opened`` opens; the last plan stays open."""
+    """Tasks of plans that a function opens by location; the last plan stays open."""
 
     def __init__(self, opened: Callable[[Location], Shared]) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)

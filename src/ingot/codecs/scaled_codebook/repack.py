@@ -25,10 +25,10 @@ from ingot.model.layouts.scaled_codebook import (
     SECOND,
     SMALL_SCALES,
     Grid,
+    Run,
     ScaledCodebookLayout,
     Tiles,
 )
-from ingot.model.layouts.scaled_others import same_scales
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 
@@ -62,7 +62,7 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
     whole = isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole)
     memory = cols * stored.bits // 4 + 8 + 12 * stored.groups(cols) + 12 * target.groups(cols) + (4 if whole else 0)
     step = 8 // gcd(8, cols * stored.bits) if cols else 1
-    spread = isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, cols)
+    spread = isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, cols)
     held = 5 * stored.scale_count(tensor.shape) if spread else 0  # all of them, and in f32
     return Repacked(
         target, parts, rows if cols else 0, step, memory, None, lambda: _Reader(made, rows, cols), second.rounded, held
@@ -96,7 +96,7 @@ def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols
 
 
 def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> bool:
-    if same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
+    if _same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
         return True
     one, other = stored.grid, target.grid
     if isinstance(one, Tiles):
@@ -227,13 +227,13 @@ class _Reader:
         stored, target = made.stored, made.target
         if isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole):
             return self._filled(first, last, target.scale_count(made.tensor.shape))
-        if isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, self._cols):
+        if isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, self._cols):
             return self._spread(first, last, stored.grid)
         start, stop = (count * row // total for row in (first, last))
         width = DTYPES[stored.scales].bits // 8
         raw = _next(self._scales, (stop - start) * width)
         scales = self._typed(raw, start, stop)
-        if isinstance(target.grid, Group) and not same_scales(stored.grid, target.grid, self._cols):
+        if isinstance(target.grid, Group) and not _same_scales(stored.grid, target.grid, self._cols):
             assert isinstance(stored.grid, Group)
             scales = np.repeat(scales, stored.grid.columns // target.grid.columns)
         return scales
@@ -278,3 +278,17 @@ def _next(reader: PartReader, count: int) -> Array:
     raw = np.empty(count, np.uint8)
     reader.readinto(raw.data)
     return raw
+
+
+def _same_scales(first: Grid, second: Grid, cols: int) -> bool:
+    """Return whether two grids have the same scales in the same order."""
+    return _as_groups(first, cols) == _as_groups(second, cols)
+
+
+def _as_groups(grid: Grid, cols: int) -> Grid:
+    """Return the grid as groups of columns, if it is equal to them."""
+    if isinstance(grid, Row):
+        return Group(cols)
+    if isinstance(grid, Tiles) and grid.rows == 1 and cols and cols % grid.columns == 0:
+        return Group(grid.columns)
+    return Group(grid.elements) if isinstance(grid, Run) and cols % grid.elements == 0 else grid

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import Source, open_source, weights_of
 from ingot.conversion.plan import PlanRequest, plan_conversion
+from ingot.conversion.prepared import Prepared, refuse_same
 from ingot.conversion.report import ConvertReport
-from ingot.conversion.run import Prepared, refuse_same, run
+from ingot.conversion.run import run
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.resources import Resources
 from ingot.formats.coreml.format import CoremlFormat

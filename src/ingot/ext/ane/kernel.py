@@ -29,7 +29,8 @@ from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Shown, Table, figures_of, table_of
+from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
+from ingot.reporting.shown import Shown
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 

@@ -8,8 +8,9 @@ from math import prod
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
-from ingot.formats.coreml.site import LeftError, Shape, from_numbers
+from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.types import BY_DTYPE, BY_NAME, MilType, integer_type
+from ingot.formats.coreml.weights import Shape, from_numbers
 from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.grid import scale_dims

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ingot.core.bytes.checked import element_count
-from ingot.formats.coreml.expressions import Expression, expression_of
+from ingot.formats.coreml.expressions import expression_of
 from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, Slot, to_numbers
+from ingot.formats.coreml.site import Expression, LeftError, Slot
 from ingot.formats.coreml.types import BY_NAME, MilType
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Shape, to_numbers
 from ingot.model.layouts.affine import CODES as CODES_PART
 from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLayout, Constant, Zero
 from ingot.model.layouts.base import Layout

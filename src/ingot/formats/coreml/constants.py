@@ -11,10 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ingot.formats.coreml.compressed import MAPPED, Made, computed, is_array
-from ingot.formats.coreml.graph import Graph, Weights
+from ingot.formats.coreml.graph import Graph
 from ingot.formats.coreml.mil import CONSTEXPR, Operation, Program
 from ingot.formats.coreml.site import LeftError, Site
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Weights
 
 
 @dataclass(slots=True)

@@ -6,19 +6,17 @@ when a package is opened; its numbers are read and computed when they are asked 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
 
 from ingot.core.bytes.checked import element_count
-from ingot.errors import FormatError
-from ingot.formats.coreml.graph import Graph, Weights, check_output, expect
+from ingot.formats.coreml.graph import Graph, check_output, expect
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, to_numbers
+from ingot.formats.coreml.site import Expression, LeftError
 from ingot.formats.coreml.types import BY_NAME, MilType
-from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Shape, to_numbers
 from ingot.model.tensor import Array
 
 MAX_DEPTH = 8
@@ -26,87 +24,7 @@ MAX_DEPTH = 8
 _COMPUTED = ("fp16", "fp32")
 _CODES = (*_COMPUTED, "int4", "uint4", "int8", "uint8")
 _INDICES = ("uint1", "uint2", "uint3", "uint4", "uint6", "uint8")
-_BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 _ALL_BITS = {1, 2, 4, 6, 8}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Expression:
-    """Numbers of a program: a stored value, or the output of an operation on other expressions.
-
-    Parameters
-    ----------
-    type, dims : MilType, tuple of int
-        Element type and shape.
-    value : Value or None
-        The stored value; None for a computed one.
-    operands : mapping of str to Expression
-        The inputs of the operation by their keys.
-    compute : callable or None
-        Returns the values for the values of ``operands``.
-    where : str
-        For messages.
-    level : int
-        How many operations lie between the stored values and this one.
-    """
-
-    type: MilType
-    dims: Shape
-    value: Value | None = None
-    operands: Mapping[str, Expression] = field(default_factory=dict)
-    compute: Callable[[Mapping[str, Array]], Array] | None = None
-    where: str = ""
-    level: int = 0
-
-    @property
-    def stored(self) -> int:
-        """Bytes of the stored values that this one is computed from."""
-        return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that computing takes, at most."""
-        return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
-
-    def _parts(self) -> Iterable[Expression]:
-        """Return this expression and all that it is computed from, each once."""
-        parts: dict[int, Expression] = {}
-        waiting = [self]
-        while waiting:
-            item = waiting.pop()
-            if id(item) not in parts:
-                parts[id(item)] = item
-                waiting += item.operands.values()
-        return parts.values()
-
-    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
-        """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
-
-        Raises ``FormatError`` ``coreml.operation`` where the stored numbers contradict each other.
-        """
-        done = {} if done is None else done
-        if id(self) in done:
-            return done[id(self)]
-        if self.compute is None:
-            assert self.value is not None
-            result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
-            result = result.reshape(self.dims)
-        else:
-            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
-            with np.errstate(all="ignore"):
-                result = self.compute(operands)
-        if result.shape != self.dims:
-            raise FormatError(
-                "coreml.operation",
-                f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
-                where=self.where,
-            )
-        done[id(self)] = result
-        return result
-
-
-def _array_dtype(type: MilType) -> str:
-    return type.dtype or ("i8" if type.signed else "u8")
 
 
 def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int = 0) -> Expression:

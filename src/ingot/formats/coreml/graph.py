@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,64 +11,17 @@ from ingot.core.bytes.checked import element_count
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.parsing.wire import Node
 from ingot.errors import FormatError
-from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
+from ingot.formats.coreml.blob import check_last_byte
 from ingot.formats.coreml.mil import Operation, Param, Program
-from ingot.formats.coreml.site import LeftError, Shape, Slot
+from ingot.formats.coreml.site import Expression, LeftError, Slot
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.model.reading.ranges import read_bytes
-
-if TYPE_CHECKING:
-    from ingot.formats.coreml.expressions import Expression
+from ingot.formats.coreml.weights import Shape, Weights
 
 # The most zero points that are read when a package is opened, to see whether they are all the same.
 SMALL = 1 << 16
 MAX_FEEDERS = 64
 """Constants from which one constant is computed, at most."""
-
-
-class Weights:
-    """The weight files of a package, opened when they are first named."""
-
-    def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
-        self._open = open_file
-        self.files: dict[str, BlobFile] = {}
-        self._located: dict[Value, Blob] = {}
-
-    def file(self, value: Value) -> BlobFile:
-        """Return the file that a value's blob lies in."""
-        assert value.blob is not None
-        name = value.blob.file
-        if name not in self.files:
-            self.files[name] = self._open(name, value.where)
-        return self.files[name]
-
-    def locate(self, value: Value) -> tuple[BlobFile, Blob]:
-        """Return where a value's blob lies; errors as ``BlobFile.blob``."""
-        assert value.blob is not None
-        type, dims = value.shaped()
-        count = element_count(dims, "coreml.value", value.where)
-        file = self.file(value)
-        if value not in self._located:
-            self._located[value] = file.blob(value.blob.offset, type, count)
-        return file, self._located[value]
-
-    def read(self, value: Value) -> bytes:
-        """Return a value's numbers."""
-        if value.blob is None:
-            return value.bytes()
-        file, blob = self.locate(value)
-        return read_bytes(file.source, blob.offset, blob.length)
-
-    def check(self, value: Value) -> None:
-        """Validate where a value's numbers lie, and the bits behind the last of them."""
-        if value.blob is not None:
-            self.locate(value)
-            return
-        type, dims = value.shaped()
-        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.where) * type.bits % 8
-        if spare and data:
-            check_last_byte(data[-1], spare, value.where)
 
 
 class Graph:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.coreml.site import Site, Slot, as_file
+from ingot.formats.coreml.site import Site, Slot
 from ingot.formats.coreml.template import Template, open_files
+from ingot.formats.coreml.weights import as_file
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource

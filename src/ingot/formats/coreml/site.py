@@ -2,33 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.numeric.dtypes import dtype as dtype_of
-from ingot.errors import CodecError
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.errors import FormatError
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.formats.shared.numbers import packed_rows, unpacked_rows
+from ingot.formats.coreml.weights import Shape, Weights, as_file, to_numbers
 from ingot.model.layouts.base import Layout
-from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array
 
-if TYPE_CHECKING:
-    from ingot.formats.coreml.expressions import Expression
-
-Shape = tuple[int, ...]
+_BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
     """The reason why operations are no tensor; readers list it, callers never see it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """Numbers of a program: a stored value, or the output of an operation on other expressions.
+
+    Parameters
+    ----------
+    type, dims : MilType, tuple of int
+        Element type and shape.
+    value : Value or None
+        The stored value; None for a computed one.
+    operands : mapping of str to Expression
+        The inputs of the operation by their keys.
+    compute : callable or None
+        Returns the values for the values of ``operands``.
+    where : str
+        For messages.
+    level : int
+        How many operations lie between the stored values and this one.
+    """
+
+    type: MilType
+    dims: Shape
+    value: Value | None = None
+    operands: Mapping[str, Expression] = field(default_factory=dict)
+    compute: Callable[[Mapping[str, Array]], Array] | None = None
+    where: str = ""
+    level: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the stored values that this one is computed from."""
+        return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that computing takes, at most."""
+        return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
+
+    def _parts(self) -> Iterable[Expression]:
+        """Return this expression and all that it is computed from, each once."""
+        parts: dict[int, Expression] = {}
+        waiting = [self]
+        while waiting:
+            item = waiting.pop()
+            if id(item) not in parts:
+                parts[id(item)] = item
+                waiting += item.operands.values()
+        return parts.values()
+
+    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
+        """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
+
+        Raises ``FormatError`` ``coreml.operation`` where the stored numbers contradict each other.
+        """
+        done = {} if done is None else done
+        if id(self) in done:
+            return done[id(self)]
+        if self.compute is None:
+            assert self.value is not None
+            result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
+            result = result.reshape(self.dims)
+        else:
+            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
+            with np.errstate(all="ignore"):
+                result = self.compute(operands)
+        if result.shape != self.dims:
+            raise FormatError(
+                "coreml.operation",
+                f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
+                where=self.where,
+            )
+        done[id(self)] = result
+        return result
+
+
+def _array_dtype(type: MilType) -> str:
+    return type.dtype or ("i8" if type.signed else "u8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,37 +207,3 @@ class Site:
         """What a writer is told of the tensor where it is kept as it is stored."""
         parts = tuple(PartSpec(role, slot.dtype, slot.length) for role, slot in self.slots.items())
         return TensorSpec(self.name, self.shape, self.dtype, self.layout.codec, parts, self.layout.attributes())
-
-
-def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
-    """Return numbers as they lie in a blob as an array of ``dtype``."""
-    if type.dtype is None:
-        return unpacked_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
-    return from_file(np.frombuffer(data, np.uint8), type.dtype).astype(numpy_dtype(dtype))
-
-
-def as_file(array: Array) -> bytes:
-    """Return an array's bytes as they lie in a file."""
-    return bytes(memory_part(array, dtype_of(array.dtype).name).view())
-
-
-def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, where: str) -> bytes:
-    """Return a part's numbers, [spread] of ``dtype``, as they lie in a blob of ``type`` and ``dims``.
-
-    Raises ``CodecError`` ``coreml.zero-point``.
-    """
-    numbers = from_file(np.frombuffer(data, np.uint8), dtype).reshape(spread)
-    first = numbers[tuple(slice(0, size) for size in dims)] if len(dims) == len(spread) else numbers.reshape(dims)
-    values = first.astype(np.float64)
-    whole = type.integer
-    low, high = (-(1 << (type.bits - 1)) if type.signed else 0), (1 << (type.bits - type.signed)) - 1
-    same = bool((np.broadcast_to(first, spread) == numbers).all()) if len(dims) == len(spread) else True
-    if not same or (whole and not bool(((values == np.rint(values)) & (values >= low) & (values <= high)).all())):
-        raise CodecError(
-            "coreml.zero-point",
-            f"expected numbers that {type.name} of shape {list(dims)} can hold, found others; choose symmetric scales",
-            where=where,
-        )
-    if type.dtype is None:
-        return packed_rows(values.astype(np.int16).reshape(1, -1), type.bits)
-    return as_file(first.astype(numpy_dtype(type.dtype)))

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import BlobFile
 from ingot.formats.coreml.constants import find_sites
-from ingot.formats.coreml.graph import Weights
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.package import MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Weights
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 from ingot.model.store import Listed, Store

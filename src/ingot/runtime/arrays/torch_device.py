@@ -1,29 +1,36 @@
-"""Stored tensors on a device for which there are no kernels here: their parts go over packed, and are decoded there.
+"""Stored tensors on a device that has no kernels of Ingot: packed parts are copied there and decoded there.
 
-By torch's own operations, which any device has; the bits are those of the kernels. This module needs torch to be
-imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+torch's own operations decode them, which every device has; the bits are those of the kernels. ``model.tensor`` finds
+this module in its registry ``ON_DEVICE``. torch is imported when a device is named.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
 from ingot.codecs.base import FLOAT_TARGETS
+from ingot.core.extras import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
-from ingot.runtime.layers.packed_linear import SCRATCH, PackedWeight, has_kernels
 
-_STEPS = 16  # bytes that decoding takes in between for each value, at the most of all layouts
+SCRATCH = 8 << 20
+"""Bytes of decoded values and intermediate results that a block of rows takes; never less than a row."""
+
+_STEPS = 16  # the largest number of bytes that decoding needs for each value, of all layouts
 
 
 def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
-    """Whether a stored tensor is decoded on a device, in the floating-point type ``dtype`` (by default its own).
+    """Return whether a stored tensor is decoded on a device, in the floating-point type ``dtype`` (default: its own).
 
-    Matrices of the affine family in rows of whole bytes, as far as their attributes tell; others are decoded here.
+    True for matrices of the affine family in rows of whole bytes, as far as their attributes say; others are decoded on
+    the CPU. Raises ``MissingExtraError`` without torch.
     """
+    if device is None or device == "cpu":
+        return False
+    torch = require("torch", "torch")
+    from ingot.runtime.layers.packed_linear import has_kernels
+
     if has_kernels(torch.device(device)):
         return False
     target = resolve_dtype(tensor.dtype if dtype is None else dtype).name
@@ -31,23 +38,28 @@ def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
 
 
 def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Return a tensor's values on a device, whose parts were decoded there; None where it ``decodes_there`` not.
+    """Return a tensor's values on a device that decodes its parts; None if ``decodes_there`` is False.
 
-    A block of rows at a time is decoded: beside the values and the parts it takes ``SCRATCH``, or a row.
+    One block of rows is decoded at a time: besides the values and the parts it takes ``SCRATCH`` bytes, or a row.
 
     Raises
     ------
+    MissingExtraError
+        torch is not installed.
     CodecError, IntegrityError
-        As ``PackedMatrix.of``.
+        What ``PackedMatrix.of`` raises.
     """
     if not decodes_there(tensor, dtype, device):
         return None
-    target: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    held = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
-    values = torch.empty(held.shape, dtype=target, device=device)
-    rows, cols = held.shape
+    torch = require("torch", "torch")
+    from ingot.runtime.layers.packed_linear import PackedWeight
+
+    target = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
+    weight = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
+    values = torch.empty(weight.shape, dtype=target, device=device)
+    rows, cols = weight.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))
     for start in range(0, rows, step):
         block = slice(start, min(start + step, rows))
-        values[block] = held.decode(block, target)
+        values[block] = weight.decode(block, target)
     return values

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ingot
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.errors import INGOT_VERSION
 from ingot.inspect.receipt import add_receipt
+from ingot.runtime.evaluation.eval_report import Evaluation
 from ingot.runtime.loading.options import EXACT, Measures, Protocol
 from ingot.stores.location import Location
-
-if TYPE_CHECKING:
-    from ingot.runtime.evaluation.evaluate import Evaluation
 
 FIGURES = (
     "perplexity",
@@ -57,7 +55,7 @@ def write_receipt(
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
     found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
-    entry: dict[str, Any] = {"of": of, "by": f"ingot {ingot.__version__}", "figures": found}
+    entry: dict[str, Any] = {"of": of, "by": f"ingot {INGOT_VERSION}", "figures": found}
     if measures.top_k is not None:
         entry["top_k"] = measures.top_k
     if result.intervals:

@@ -1,16 +1,86 @@
-"""What an evaluation has to tell people, in a terminal and in a notebook."""
+"""The figures of an evaluation, and its report in a terminal and in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from ingot.core.runtime.bootstrap import Interval
 from ingot.reporting.report import Column, Figure, Line, Report, Table
+from ingot.reporting.shown import Shown
 from ingot.reporting.text import number, size_text
-from ingot.runtime.evaluation.special_tokens import prefix_text
+from ingot.runtime.evaluation.eval_gate import Verdict
+from ingot.runtime.evaluation.layer_errors import LayerError
+from ingot.runtime.evaluation.special_tokens import SpecialToken, prefix_text
+from ingot.runtime.loading.kv_options import KvUse
+from ingot.runtime.loading.load_report import LoadReport
+from ingot.runtime.loading.options import EXACT
 
-if TYPE_CHECKING:
-    from ingot.runtime.evaluation.evaluate import Evaluation
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Shown):
+    """Figures of one model on one text.
+
+    ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window but the first, given those
+    before it in the window. ``window_prefix`` has the tokens that the tokenizer puts before a text: each window begins
+    with them, and they are not scored. ``tokens_per_second`` counts all tokens read, the model's passes alone;
+    ``peak_memory`` is the process's resident bytes, mapped files included, after the first pass and before a reference
+    is loaded.
+
+    Against the reference, None without one: ``kl`` is the mean over tokens of KL(reference || model) in nats,
+    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` where asked for; ``agreement`` the share of
+    tokens for which both find the same next token likeliest, ``top_k`` the share of the reference's likeliest tokens
+    that are among as many of the model's. ``perplexity_ratio`` is that of the model to that of the reference.
+
+    ``compute`` is how packed linear layers multiplied; of ``int8``, ``compute_kl`` is what rounding adds: the
+    mean over tokens of KL(the same model in exact mode || model).
+
+    ``kv_cache`` is what keys and values take, in all windows read together, where they were packed: then each token is
+    predicted from what the cache holds for it, as if tokens were read one by one.
+
+    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
+    ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
+    they run; ``departing`` is the first whose error is above ``departs``. ``gate`` has what each term found.
+    """
+
+    model: str
+    text: str
+    window: int
+    sequences: int
+    tokens: str
+    perplexity: float
+    tokens_per_second: float
+    peak_memory: int
+    load: LoadReport
+    window_prefix: Sequence[SpecialToken] = ()
+    reference: str | None = None
+    reference_perplexity: float | None = None
+    perplexity_ratio: float | None = None
+    kl: float | None = None
+    kl_median: float | None = None
+    kl_p99: float | None = None
+    kl_max: float | None = None
+    agreement: float | None = None
+    top_k: float | None = None
+    compute: str = EXACT
+    compute_kl: float | None = None
+    kv_cache: KvUse | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    layers: Sequence[LayerError] = ()
+    departs: float | None = None
+    departing: str | None = None
+    gate: Sequence[Verdict] = ()
+    receipt: str | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the model keeps to the gate; so it does where there is none."""
+        return all(verdict.met for verdict in self.gate)
+
+    def report(self) -> Report:
+        """Return the figures, the layers and what the gate found."""
+        return report_of(self)
 
 
 def _share(value: float) -> str:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ingot.core.border import bordered
 from ingot.core.extras import require
-from ingot.core.runtime.bootstrap import Interval
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
 from ingot.inspect.receipt import require_place
-from ingot.reporting.report import Report, Shown
-from ingot.runtime.evaluation.eval_gate import Term, Verdict, judged, parse_gate, require_measured
+from ingot.runtime.evaluation.eval_gate import Term, judged, parse_gate, require_measured
 from ingot.runtime.evaluation.eval_receipt import write_receipt
-from ingot.runtime.evaluation.eval_report import report_of
+from ingot.runtime.evaluation.eval_report import Evaluation
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.runtime.evaluation.scores import Scores
-from ingot.runtime.evaluation.special_tokens import SpecialToken
 from ingot.runtime.evaluation.windows import Windows, read_windows
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
@@ -38,71 +35,6 @@ from ingot.stores.location import AnyPath, Location
 
 # Logits of a pass, in elements: 64 MiB in f32.
 _LOGITS = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation(Shown):
-    """Figures of one model on one text.
-
-    ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window but the first, given those
-    before it in the window. ``window_prefix`` has the tokens that the tokenizer puts before a text: each window begins
-    with them, and they are not scored. ``tokens_per_second`` counts all tokens read, the model's passes alone;
-    ``peak_memory`` is the process's resident bytes, mapped files included, after the first pass and before a reference
-    is loaded.
-
-    Against the reference, None without one: ``kl`` is the mean over tokens of KL(reference || model) in nats,
-    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` where asked for; ``agreement`` the share of
-    tokens for which both find the same next token likeliest, ``top_k`` the share of the reference's likeliest tokens
-    that are among as many of the model's. ``perplexity_ratio`` is that of the model to that of the reference.
-
-    ``compute`` is how packed linear layers multiplied; of ``int8``, ``compute_kl`` is what rounding adds: the
-    mean over tokens of KL(the same model in exact mode || model).
-
-    ``kv_cache`` is what keys and values take, in all windows read together, where they were packed: then each token is
-    predicted from what the cache holds for it, as if tokens were read one by one.
-
-    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
-    ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
-    they run; ``departing`` is the first whose error is above ``departs``. ``gate`` has what each term found.
-    """
-
-    model: str
-    text: str
-    window: int
-    sequences: int
-    tokens: str
-    perplexity: float
-    tokens_per_second: float
-    peak_memory: int
-    load: LoadReport
-    window_prefix: Sequence[SpecialToken] = ()
-    reference: str | None = None
-    reference_perplexity: float | None = None
-    perplexity_ratio: float | None = None
-    kl: float | None = None
-    kl_median: float | None = None
-    kl_p99: float | None = None
-    kl_max: float | None = None
-    agreement: float | None = None
-    top_k: float | None = None
-    compute: str = EXACT
-    compute_kl: float | None = None
-    kv_cache: KvUse | None = None
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    layers: Sequence[LayerError] = ()
-    departs: float | None = None
-    departing: str | None = None
-    gate: Sequence[Verdict] = ()
-    receipt: str | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the model keeps to the gate; so it does where there is none."""
-        return all(verdict.met for verdict in self.gate)
-
-    def report(self) -> Report:
-        """Return the figures, the layers and what the gate found."""
-        return report_of(self)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from ingot.formats.packed_folders.base import WEIGHT
 from ingot.formats.packed_folders.mlx import BIASES, SCALES
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import SCALE_DTYPES, AffineLayout
-from ingot.model.layouts.base import Alternative
+from ingot.model.layouts.alternatives import family_alternatives
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -240,8 +240,7 @@ def packed_form(tensor: Tensor) -> Repacked | None:
     if not isinstance(codec, AffineCodec | WordsCodec) or tensor.dtype not in DTYPES or not tensor.size:
         return None
     codec.check(tensor)
-    own = tensor.layout
-    for layout in own.alternatives(tensor) if isinstance(own, Alternative) else ():
+    for layout in family_alternatives(tensor.layout, tensor):
         if not isinstance(layout, AffineLayout):
             continue
         loaded = replace(layout, dtype=layout.scales)  # MLX computes in the type of the scales

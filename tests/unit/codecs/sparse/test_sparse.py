@@ -14,6 +14,7 @@ from ingot.codecs.sparse.csr import CsrCodec
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
+from ingot.model.layouts.alternatives import alternatives
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor, part_of
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
@@ -280,7 +281,7 @@ def test_indices_of_u32_decode_and_become_u64(codec: str) -> None:
     assert small.numpy().tobytes() == tensor.numpy().tobytes()
     assert small[1:].tobytes() == tensor[1:].tobytes()
     assert small.sparse().toarray().tobytes() == tensor.numpy().tobytes()
-    layout = next(one for one in small.layout.alternatives(small) if one.indices == "u64")
+    layout = next(one for one in alternatives(small.layout, small) if one.indices == "u64")
     found = CODECS[codec].repack(small, layout).reader().read(1)
     assert {role: array.dtype.name for role, array in found.items() if role != "values"} == {
         role: "uint64" for role in narrow if role != "values"
@@ -294,7 +295,7 @@ def test_columns_that_are_said_to_ascend_are_checked_and_others_sorted() -> None
         with pytest.raises(CodecError) as caught:
             read()
         assert caught.value.rule == "sparse_csr.order"
-    layout = next(one for one in tensor.layout.alternatives(tensor) if one.ascending)
+    layout = next(one for one in alternatives(tensor.layout, tensor) if one.ascending)
     found = CODECS["sparse_csr"].repack(tensor, layout).reader().read(1)
     assert found["indices"].tolist() == [0, 2, 1]
     assert found["values"].tolist() == tensor.parts["values"].array()[[1, 0, 2]].tolist()

@@ -24,10 +24,9 @@ from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
-from ingot.quantization.blocks import GRIDS
 from ingot.quantization.choice import asked, rounded_as
 from ingot.quantization.factors import factors_of
-from ingot.quantization.grid import OFFSETS, POINTS, Grid
+from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid
 from ingot.quantization.rounding import round_matrix, values_of
 from ingot.recipes.load import parse_recipe
 

@@ -12,11 +12,10 @@ from ingot.conversion.run import convert
 from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.ext.squish.tiers import sentinel, snapshot
-from ingot.ext.squish.tiers.directory import Directory
+from ingot.ext.squish.tiers.directory import Directory, resumed
 from ingot.ext.squish.tiers.gate import Gate, Passed, Search
 from ingot.ext.squish.tiers.kept import Kept, kept
 from ingot.ext.squish.tiers.options import BuildOptions
-from ingot.ext.squish.tiers.resumed import resumed
 from ingot.ext.squish.tiers.sentinel import Sentinel
 from ingot.ext.squish.tiers.status import (
     TierStatus,
@@ -34,7 +33,8 @@ from ingot.model.bytesource import Stamp
 from ingot.model.store import Store
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.reporting.shown import Shown
 from ingot.stores.location import AnyPath, Location
 from ingot.translate.mlx_families import is_opened
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.base import Encoder
-from ingot.codecs.range_probe import RULE as UNDERFLOW
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.resolve_range import RULE as UNDERFLOW
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
 from ingot.core.files.joining import Joining
@@ -27,14 +27,14 @@ from ingot.ext.squish.npydir.added import AddedForms, changed_sidecar
 from ingot.ext.squish.npydir.format import NpydirFormat
 from ingot.ext.squish.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
 from ingot.ext.squish.npydir.sidecar import Sidecar
-from ingot.ext.squish.tiers.directory import Directory
+from ingot.ext.squish.tiers.directory import Directory, resumed
 from ingot.ext.squish.tiers.options import Int4Options
-from ingot.ext.squish.tiers.resumed import resumed
 from ingot.formats.base import WriteOptions
 from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
