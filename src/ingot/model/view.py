@@ -20,6 +20,44 @@ from ingot.model.tensor import Array, Decoder, Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A checkpoint that operations made from an opened one, and what they report about it.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    notes : sequence of str
+        Sentences for the report of the operation that uses the view, in the order of the changes.
+    bytes_read : int
+        Stored bytes that were read to make the view.
+    inexact : frozenset of str
+        Tensors, by their names in ``checkpoint``, whose values are equal in their own element type but not all in f32.
+        No operation renames tensors after one that reports inexact tensors.
+    """
+
+    checkpoint: Checkpoint
+    notes: Sequence[str] = ()
+    bytes_read: int = 0
+    inexact: frozenset[str] = frozenset()
+
+    def then(self, operation: Callable[[Checkpoint], Checkpoint | View]) -> View:
+        """Apply a further operation to the checkpoint; return its result with the reports of both."""
+        result = operation(self.checkpoint)
+        if isinstance(result, Checkpoint):
+            return replace(self, checkpoint=result)
+        return View(
+            result.checkpoint,
+            (*self.notes, *result.notes),
+            self.bytes_read + result.bytes_read,
+            self.inexact | result.inexact,
+        )
+
+    def with_notes(self, *notes: str) -> View:
+        """Return the view with further notes; empty ones are left out."""
+        return replace(self, notes=(*self.notes, *filter(None, notes)))
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Runs of elements of some tensors, one behind the other.
 

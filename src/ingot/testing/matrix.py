@@ -37,7 +37,7 @@ from ingot.ops.convert.grades import equality
 from ingot.ops.convert.into_graph import into_graph
 from ingot.ops.convert.keep import as_stored
 from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.views import viewed
+from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import STEM, Destination
 from ingot.ops.views.second import rounded_seconds
 from ingot.testing.encoding import repacked
@@ -159,7 +159,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
     config.write_text(json.dumps(_GPT_OSS if source.name == EXPERTS else _LLAMA))
     format = FORMATS[target]
     held = _alone(source, {CONFIG: str(config)})
-    with viewed(
+    with prepare_source(
         held, Destination("", True, format, format.file_name(STEM)), ConvertOptions("", "", no_tokenizer=True), {}
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())

@@ -33,7 +33,7 @@ from ingot.ops.attachments import (
 )
 from ingot.ops.convert.convert import convert
 from ingot.ops.convert.options import ConvertOptions
-from ingot.ops.convert.views import viewed
+from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import destination
 from ingot.ops.save import plan_tensors
 from ingot.stores.cache import default_cache
@@ -162,8 +162,8 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     source = Checkpoint({}, format="squizd", location="")
     source.attachments = Attachments(draft=tensors)
     options = ConvertOptions("", "")
-    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, {})) == "draft.range"
-    assert viewed(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()
+    assert rule_of(lambda: prepare_source(source, destination("x.squizd"), options, {})) == "draft.range"
+    assert prepare_source(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()
     assert source.attachments.draft is tensors
 
 

@@ -23,7 +23,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Tensor
-from ingot.model.view import derived
+from ingot.model.view import View, derived
 from ingot.ops.architectures import companions, hyper, keys, pooling, rotary
 from ingot.ops.architectures.apart import apart, has_parted, together
 from ingot.ops.architectures.companions import PREFIX, WHOLE
@@ -40,8 +40,8 @@ from ingot.ops.architectures.tensor_plan import (
     stacked,
     unstacked,
 )
-from ingot.ops.architectures.translated import Translated, holds_a_model
 from ingot.ops.architectures.unknown import require_family, unknown_architecture
+from ingot.ops.companions import holds_a_model
 from ingot.ops.views.dense import Change, add, change
 from ingot.ops.views.rows import take
 from ingot.ops.views.second import join_seconds, part_seconds, rounded_seconds
@@ -56,7 +56,7 @@ def is_translated(checkpoint: Checkpoint) -> bool:
     return holds_a_model(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
-def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated:
+def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:
     """Return a model folder's checkpoint as llama.cpp has it.
 
     Tensors without a name there are omissions of the view: superseded or lost.
@@ -66,6 +66,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated
     checkpoint : Checkpoint
     no_tokenizer : bool
         Whether a file without a tokenizer is accepted, if the folder has none that GGUF can hold.
+    hint : str
+        Appended to the first note, which counts the tensors with new names.
 
     Raises
     ------
@@ -104,8 +106,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated
     lost += _rounded(view, changes, inverted)
     view = _labelled(change(view, changes), {"metadata": metadata, "companions": None})
     view.unread = {**view.unread, **pooled.missing}
-    done = plan.describe(f"llama.cpp's architecture {family.arch}")
-    return Translated(view, [*_lost(lost), *notes], done, _named(plan, inverted))
+    renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
+    return View(view, [renamed, *_lost(lost), *notes], inexact=_named(plan, inverted))
 
 
 def _rounded(view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str]) -> Iterator[str]:
@@ -178,7 +180,7 @@ def _behind_padding(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkp
     return take(view, {POSITIONS: slice(before, None)}), before
 
 
-def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated:
+def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:
     """Return a GGUF file's checkpoint as transformers has it, with the files of its folder.
 
     Tensors without a name there are omissions of the view: superseded or lost.
@@ -188,6 +190,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translate
     checkpoint : Checkpoint
     no_tokenizer : bool
         Whether a folder without a tokenizer is accepted, if ``tokenizer.json`` cannot hold that of the file.
+    hint : str
+        Appended to the first note, which counts the tensors with new names.
 
     Raises
     ------
@@ -234,11 +238,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translate
     unread = [*_unread(metadata, family)]
     if unread:
         lost.append(f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else ""))
-    return Translated(
-        _labelled(view, {"metadata": {"format": "pt"}, "companions": files}),
-        [*notes, *_lost(lost)],
-        plan.describe(f"transformers' {family.model_class}"),
-    )
+    renamed = plan.describe(f"transformers' {family.model_class}") + hint
+    return View(_labelled(view, {"metadata": {"format": "pt"}, "companions": files}), [renamed, *notes, *_lost(lost)])
 
 
 def _files(

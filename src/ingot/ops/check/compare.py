@@ -20,7 +20,7 @@ from ingot.core.stats import ErrorStats, measure
 from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
 from ingot.formats.table import FORMATS
-from ingot.model.account import describe_unread
+from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.lazy import Many
 from ingot.model.limits import require_in_proportion
@@ -39,6 +39,7 @@ from ingot.ops.check.comparisons import (
     TensorComparison,
 )
 from ingot.ops.check.options import CompareOptions
+from ingot.ops.companions import holds_a_model
 from ingot.ops.convert.graphs import facing
 from ingot.ops.open import address_of
 from ingot.ops.open import open as open_checkpoint
@@ -245,7 +246,6 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
-    from ingot.ops.architectures.translated import holds_a_model
     from ingot.ops.architectures.view import to_model
 
     pair = [first, second]
@@ -253,7 +253,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
         if holds_a_model(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
-                if not translated.lost:
+                if not lost_tensors(translated.checkpoint.omissions):
                     pair[index] = translated.checkpoint
                     stack.callback(pair[index].close)
     return pair[0], pair[1]

@@ -10,7 +10,7 @@ from ingot.core.names import role_of
 from ingot.engine.work import Step
 from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
-from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.companions import holds_a_model
 from ingot.ops.convert.packed_layers import MERGED, without_expert
 from ingot.ops.convert.plan import ConvertPlan, decide, layers_of
 from ingot.ops.convert.tied import untangle

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from ingot.core.allocation import Allocation, allocate
 from ingot.core.bootstrap import Interval
 from ingot.core.registry import Registry
-from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.companions import holds_a_model
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.destination import destination
 from ingot.stores.temporary import temporary_folder

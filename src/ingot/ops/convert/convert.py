@@ -33,7 +33,7 @@ from ingot.ops.completeness import require_complete
 from ingot.ops.convert.budget import budgeted
 from ingot.ops.convert.budget_report import BudgetReport
 from ingot.ops.convert.dry_run import dry_run
-from ingot.ops.convert.folding import turned_first
+from ingot.ops.convert.folding import with_rotate_option
 from ingot.ops.convert.grades import equality
 from ingot.ops.convert.idle import require_effect
 from ingot.ops.convert.model_folder import with_model_folder
@@ -53,15 +53,16 @@ from ingot.ops.convert.ranks import (
 )
 from ingot.ops.convert.report import ConvertReport, retyped, tensor_reports
 from ingot.ops.convert.requests import within, write_options
-from ingot.ops.convert.rounding import outcomes_of, told
+from ingot.ops.convert.rounding import outcomes_of, round_weights, told
 from ingot.ops.convert.tied import Tied, untangle
 from ingot.ops.convert.unsaid import unsaid
 from ingot.ops.convert.usage import SourceFacts, commands_for
-from ingot.ops.convert.views import viewed
+from ingot.ops.convert.views import groups_for, view_for_target, view_weights
 from ingot.ops.destination import Destination, destination, stage
 from ingot.ops.open import Source, checkpoint_of, open_source
 from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import UNREAD, remarks
+from ingot.ops.views.regrouped import regroup
 from ingot.ops.views.rounded import Rounding
 from ingot.recipes.load import load_recipe
 from ingot.recipes.patterns import Patterns
@@ -198,7 +199,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    recipe = turned_first(recipe, options.rotate)
+    recipe = with_rotate_option(recipe, options.rotate)
+    options = replace(options, recipe=recipe)
     source = open_source(
         options.src,
         io=options.io,
@@ -219,7 +221,11 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
-        view = viewed(checkpoint, target, replace(options, recipe=recipe), without)
+        weights = view_weights(checkpoint, target, options, without)
+        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
+        view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
+        groups = groups_for(view.checkpoint, target.format)
+        view = view.then(partial(regroup, groups=groups))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
@@ -240,7 +246,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         lost = unsaid(source, plan)
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         settings = note_on_config(source, directory=target.directory)
-        packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
+        packed = [*plan.notes, repeated_scales(plan.steps, groups)]
         told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
@@ -251,10 +257,10 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             recipe,
             tied.untie,
             notes,
-            view.read,
+            view.bytes_read,
             frozenset(without),
-            view.rounding,
-            view.weights,
+            rounding,
+            weights.checkpoint,
             inexact=view.inexact,
             account=account,
         )

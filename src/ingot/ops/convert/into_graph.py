@@ -24,7 +24,7 @@ from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.words import WordsLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Tensor
-from ingot.model.view import derived, renamed
+from ingot.model.view import View, derived, renamed
 from ingot.ops.attachments import no_attachment
 from ingot.ops.convert.facing import Facing, Pair
 from ingot.ops.convert.keep import as_stored
@@ -39,12 +39,12 @@ _SHOWN = 20
 
 
 def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own; as ``placed``."""
-    return placed(checkpoint, path)[0]
+    """Return the checkpoint of ``place_in_graph``."""
+    return place_in_graph(checkpoint, path).checkpoint
 
 
-def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a remark on what stays.
+def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
+    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a note on the others.
 
     Names are those of the graph's constants, with what quantizers append to them or without, or of the operators that
     use them. A matrix of a ``MatMul`` whose integers ``MatMulNBits`` can have takes its place packed. What no tensor
@@ -73,7 +73,7 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
     before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
     view.check_unchanged = each(source.require_unchanged, before)
     view.check_whole = each(source.require_whole, every)
-    return view, matched.stays()
+    return View(view).with_notes(matched.stays())
 
 
 def _opened(source: Source, path: AnyPath) -> Checkpoint:

@@ -22,7 +22,7 @@ from ingot.ops.convert.keep import kept, obstacle
 from ingot.ops.convert.model_folder import needs_family, with_model_folder
 from ingot.ops.convert.options import ConvertOptions, MatrixOptions
 from ingot.ops.convert.report import action_of
-from ingot.ops.convert.views import viewed
+from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import STEM, Destination
 from ingot.ops.open import Source, checkpoint_of, open_found, open_source
 
@@ -134,8 +134,8 @@ def _ways(
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
         checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, place, stack)
-        seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
-        view = seen.checkpoint
+        prepared = prepare_source(checkpoint, place, wanted, dropped(checkpoint, options.drop))
+        view = prepared.checkpoint
         stack.callback(view.close)
         format = format.for_attachments(view.attachments)
     except (UnsupportedError, UsageError, FormatError, MissingExtraError) as error:
@@ -146,7 +146,7 @@ def _ways(
     for name, reason in account.lost.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
-    yield from (_way(format, view[name], seen.inexact) for name in view)
+    yield from (_way(format, view[name], prepared.inexact) for name in view)
 
 
 def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, stack: ExitStack) -> Checkpoint:

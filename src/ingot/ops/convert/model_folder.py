@@ -8,7 +8,7 @@ from ingot.core.config import CONFIG
 from ingot.errors import IngotError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.dialects.mlx import MlxFormat
-from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.companions import holds_a_model
 from ingot.ops.destination import Destination
 from ingot.ops.open import Source, open_found
 

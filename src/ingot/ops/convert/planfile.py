@@ -31,7 +31,7 @@ from ingot.ops.convert.convert import Prepared, for_source, refuse_same, run, wi
 from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
-from ingot.ops.convert.views import viewed
+from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import Destination, destination
 from ingot.ops.identity import same_identity
 from ingot.ops.open import Source, checkpoint_of, open_source
@@ -339,13 +339,14 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.url, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
-        view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
+        without = dict.fromkeys(data.view.without, Omission(""))
+        view = prepare_source(checkpoint_of(source), place, options, without, planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.for_attachments(checkpoint.attachments)
         format = format.compacted() if writing.compact else format
-        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
+        return OpenedPlan(data, source, checkpoint, place, format, writing, view.bytes_read, view.inexact)
     except BaseException:
         close()
         raise

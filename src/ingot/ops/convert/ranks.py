@@ -18,7 +18,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.ops.architectures.parallel import KEY, MOST, Rank, sliced
-from ingot.ops.architectures.translated import holds_a_model
+from ingot.ops.companions import holds_a_model
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import WINDOW_PREFIX, Statistics
+from ingot.model.view import View
 from ingot.ops.convert.chosen import stored_exactly
-from ingot.ops.convert.folding import folded, turned
+from ingot.ops.convert.folding import fold_model, rotate_by_recipe
 from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.rounded import few, outcome_lines
@@ -79,19 +79,12 @@ class _Known:
             self._found.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """A checkpoint as a recipe turns, scales and rounds it, and notes for the report."""
+def round_weights(
+    checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions
+) -> tuple[View, Rounding | None]:
+    """Return the model with the matrices rounded whose rules name a quantizer, and the rounding.
 
-    checkpoint: Checkpoint
-    rounding: Rounding | None = None
-    notes: Sequence[str] = ()
-
-
-def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) -> Rounded:
-    """Return the checkpoint with the matrices rounded that rules with a quantizer hit, all folded in before.
-
-    The checkpoint itself where there is nothing to fold or round.
+    The recipe's rotations and scales are folded in first. Without matrices to round there is no rounding.
 
     Raises
     ------
@@ -101,26 +94,29 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     UnsupportedError
         ``fold.*``.
     """
-    whole = turned(view, recipe)
-    choices = dict(_choices(whole.checkpoint, recipe, options)) if recipe is not None else {}
+    view = rotate_by_recipe(checkpoint, recipe)
+    choices = dict(_choices(view.checkpoint, recipe, options)) if recipe is not None else {}
+    calibration = options.calibration
     if recipe is None or not choices:
-        if options.calibration is not None:
+        if calibration is not None:
             raise UsageError(
                 "expected a recipe with a quantizer beside --calibration, such as q4_0-calibrated; found none that "
                 "hits a matrix",
                 rule="convert.calibration",
             )
-        return Rounded(whole.checkpoint, None, whole.notes)
-    known = _Known(view, options)
-    notes = list(whole.notes)
-    if options.calibration is not None:
-        statistics = known()  # another model's are refused before anything is read
-        notes += [_NO_PREFIX] if statistics.model_id is not None and WINDOW_PREFIX not in statistics.metadata else []
-    stated = options.calibration
-    source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
-    folds = folded(view, recipe, choices, known, source)
-    rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
-    return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)
+        return view, None
+    statistics = _Known(checkpoint, options)
+    notes = list(view.notes)
+    if calibration is not None:
+        opened = statistics()  # another model's are refused before anything is read
+        notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
+    if calibration is None or isinstance(calibration, Statistics):
+        source = "samples of the model"
+    else:
+        source = location_of(calibration)
+    rounding = Rounding(choices, statistics, source, statistics.close, at_hand=calibration is not None)
+    folded, rounding = fold_model(checkpoint, recipe, rounding)
+    return View(round_to(folded, rounding), notes), rounding
 
 
 def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:

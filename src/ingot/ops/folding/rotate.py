@@ -16,6 +16,7 @@ from ingot.core.config import CONFIG
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
+from ingot.model.view import View
 from ingot.ops.companions import companion_config
 from ingot.ops.folding.families import HEAD, RESIDUAL, VALUE
 from ingot.ops.folding.fold import Told, changed_names, fold
@@ -26,15 +27,6 @@ from ingot.stores.temporary import TemporaryFolder
 
 _LEAST = 1e-30
 _TIED = "tie_word_embeddings"
-
-
-@dataclass(frozen=True, slots=True)
-class Rotated:
-    """A rotated checkpoint, how it is folded, and notes for reports."""
-
-    checkpoint: Checkpoint
-    folding: RotationFolding
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +100,27 @@ def rotate(
     graph = graph_of(checkpoint)
     names = [*graph.sites, graph.head]
     stated = {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}
-    return rotated(checkpoint, graph, (r1, r2, seed), dict.fromkeys(names, dtype) if dtype else stated).checkpoint
+    return rotated(checkpoint, graph, (r1, r2, seed), dict.fromkeys(names, dtype) if dtype else stated)[0].checkpoint
 
 
-def rotated(checkpoint: Checkpoint, graph: Graph, asked: tuple[bool, bool, int], dtypes: Mapping[str, str]) -> Rotated:
-    """As ``rotate``, with the element type of each tensor that is changed; f32 where ``dtypes`` has none."""
-    r1, r2, seed = asked
-    folding = RotationFolding(checkpoint, graph, *_rotations(checkpoint, graph, asked))
+def rotated(
+    checkpoint: Checkpoint, graph: Graph, rotations: tuple[bool, bool, int], dtypes: Mapping[str, str]
+) -> tuple[View, RotationFolding]:
+    """Return a view of the rotated model, and the folded rotations.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    graph : Graph
+    rotations : tuple
+        ``r1``, ``r2`` and ``seed`` of ``rotate``.
+    dtypes : mapping
+        Element types of the changed tensors by name; f32 for tensors without an entry.
+
+    Raises the errors of ``rotate``.
+    """
+    r1, r2, seed = rotations
+    folding = RotationFolding(checkpoint, graph, *_rotations(checkpoint, graph, rotations))
     notes = [
         f"{name}: {rotation.order} with signs of seed {seed}"
         for name, rotation in (("residual stream turned", folding.residual), ("value heads turned", folding.value))
@@ -136,12 +142,12 @@ def rotated(checkpoint: Checkpoint, graph: Graph, asked: tuple[bool, bool, int],
     view = fold(checkpoint, folding, told, dtypes, more, None if folder is None else folder.close)
     if folder is not None:
         view.companions = {**checkpoint.companions, **folder.paths}
-    return Rotated(view, folding, tuple(notes))
+    return View(view, notes), folding
 
 
 def _rotate(checkpoint: Checkpoint, argument: tuple[bool, bool, int, Mapping[str, str]]) -> Checkpoint:
     r1, r2, seed, dtypes = argument
-    return rotated(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes).checkpoint
+    return rotated(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes)[0].checkpoint
 
 
 def _rotations(
