@@ -12,7 +12,7 @@ import ingot
 from ingot.adapters.options import EXACT, Measures, Protocol
 from ingot.ops.check.receipt import add_receipt
 from ingot.ops.identity import content_id
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import url_of
 
@@ -83,6 +83,6 @@ def _last(path: AnyPath) -> str:
 def _content(path: AnyPath) -> str:
     source = open_source(path, io="pread")
     try:
-        return content_id(checkpoint_of(source))
+        return content_id(source.view())
     finally:
         source.close()

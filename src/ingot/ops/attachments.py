@@ -19,7 +19,7 @@ from ingot.model.store import Store
 from ingot.ops.convert.draft import DraftShape, check_head
 from ingot.ops.destination import destination
 from ingot.ops.extract_options import CoremlOptions, DraftOptions
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import open_source
 from ingot.ops.save import plan_tensors, save_planned
 from ingot.stores.cache import cached, default_cache, scratch_folder
 from ingot.stores.files import unnamed
@@ -185,7 +185,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
     path = options.path
     source = open_source(path)
     try:
-        draft = checkpoint_of(source).attachments.draft
+        draft = source.view().attachments.draft
         if draft is None:
             raise no_attachment("draft", path)
         with located(location_of(path)):

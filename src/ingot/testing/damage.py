@@ -24,7 +24,7 @@ from ingot.ops.ane.kernel import pack_model
 from ingot.ops.check.verify import examine
 from ingot.ops.delta.apply import apply_delta
 from ingot.ops.delta.strategy import Storage
-from ingot.ops.open import Source, checkpoint_of
+from ingot.ops.open import Source
 from ingot.stores.memory import MemoryStore
 from ingot.testing import coreml, onnx
 
@@ -70,7 +70,7 @@ class Sample:
 
     def content(self, source: Source) -> Any:
         """Return everything that the artifact says, in a form that can be compared."""
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         lines: list[Any] = [repr(sorted(checkpoint.metadata.items(), key=repr))]
         if self.base:
             state: dict[str, Any] = {name: array.copy() for name, array in self.base.items()}

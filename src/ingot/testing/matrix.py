@@ -168,7 +168,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
 
 
 def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:
-    return Checkpoint({source.name: source}, format="zt", location="", companions=companions)
+    return Checkpoint({source.name: source}, format="zt", location="", companions=companions or {})
 
 
 def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:

@@ -159,8 +159,7 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     head = draft_head()
     head["d2t"][3] = 1000
     tensors = {tensor.name: tensor for tensor, _ in plan_tensors(FORMATS["zt"], head)}
-    source = Checkpoint({}, format="squizd", location="")
-    source.attachments = Attachments(draft=tensors)
+    source = Checkpoint({}, format="squizd", location="", attachments=Attachments(draft=tensors))
     options = ConvertOptions("", "")
     assert rule_of(lambda: prepare_source(source, destination("x.squizd"), options, {})) == "draft.range"
     assert prepare_source(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()

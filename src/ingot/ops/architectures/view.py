@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, carried, with_values
 from ingot.model.account import Omission
-from ingot.model.checkpoint import Checkpoint
+from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.lazy import Lazy
 from ingot.model.tensor import Tensor
@@ -104,8 +104,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         view = add(view, factors)
     changes, inverted = _widened(view, family), rounded_seconds(own)
     lost += _rounded(view, changes, inverted)
-    view = _labelled(change(view, changes), {"metadata": metadata, "companions": None})
-    view.unread = {**view.unread, **pooled.missing}
+    view = change(view, changes)
+    view = _labelled(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
     return View(view, [renamed, *_lost(lost), *notes], inexact=_named(plan, inverted))
 
@@ -231,15 +231,17 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
             f"the GGUF metadata differ from the config.json that the file keeps; they count for {', '.join(changed)}"
         )
     files, lost = _files(metadata, config, family, no_tokenizer=no_tokenizer)
+    omissions = view.omissions
     if not stated and "long_factor" not in rotary.rope_of(config):
         unstated = Omission("config.json has no key for this scaling of the rotary embedding")
         stored = [origin for name in rotary.TENSORS if name in omitted for origin in checkpoint.origins_of(name)]
-        view.omissions = {**view.omissions, **dict.fromkeys(stored, unstated)}
+        omissions = {**omissions, **dict.fromkeys(stored, unstated)}
     unread = [*_unread(metadata, family)]
     if unread:
         lost.append(f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else ""))
     renamed = plan.describe(f"transformers' {family.model_class}") + hint
-    return View(_labelled(view, {"metadata": {"format": "pt"}, "companions": files}), [renamed, *notes, *_lost(lost)])
+    view = _labelled(view, {"metadata": {"format": "pt"}, "companions": files}, omissions=omissions)
+    return View(view, [renamed, *notes, *_lost(lost)])
 
 
 def _files(
@@ -324,18 +326,17 @@ def _main_type(view: Checkpoint) -> str:
     return sizes.most_common(1)[0][0] if sizes else "f32"
 
 
-def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with other metadata and, where they are given, companions: names to text."""
+def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
+    """Return the checkpoint with the metadata of a label, its companions (names to text) if any, and other changes."""
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:
             stack.callback(folder.close)
         said = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}
         tensors = Lazy(checkpoint, checkpoint.__getitem__)
-        view = derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close)
-    view.metadata = dict(label["metadata"])
-    view.companions = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
-    return view
+        changes["metadata"] = label["metadata"]
+        changes["companions"] = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
+        return derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close, **changes)
 
 
 def _unread(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:

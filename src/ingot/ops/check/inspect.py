@@ -14,7 +14,7 @@ from ingot.model.report import Bytes, Shape, Table, Texts
 from ingot.model.stacks import STACK_SELECTORS
 from ingot.model.store import Store
 from ingot.ops.check.receipt import receipt_of
-from ingot.ops.open import Source, checkpoint_of, find, open_found
+from ingot.ops.open import Source, find, open_found
 from ingot.ops.remarks import remarks
 
 
@@ -104,7 +104,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
     """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
     source = open_found(store, name)
     try:
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         files = sorted(source.catalog.headers)
         receipt, fault = receipt_of(source)
         return Inspection(

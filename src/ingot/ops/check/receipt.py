@@ -20,7 +20,7 @@ from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extend
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Replaced
 from ingot.ops.identity import content_id
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.local import LocalTarget
 from ingot.stores.table import stage, write_file
@@ -51,7 +51,7 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
         What opening and decoding raise. What was there is there still, whole.
     """
     with closing(open_source(path, io="pread")) as source:
-        identity = content_id(checkpoint_of(source), progress=progress)
+        identity = content_id(source.view(), progress=progress)
         old, _ = receipt_of(source)
         data = extended(old, identity, entry).encoded()
         source.require_unchanged()

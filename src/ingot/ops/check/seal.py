@@ -15,7 +15,7 @@ from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal, seal_of
 from ingot.model.store import Store
 from ingot.ops.check.options import SealOptions
 from ingot.ops.identity import content_id
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.folder import LocalFolder
 from ingot.stores.table import locate, location_of, write_file
@@ -55,7 +55,7 @@ def seal(options: SealOptions) -> list[Sealed]:
     try:
         identity = ""
         if options.content_id and source.dialect() is None:
-            identity = content_id(checkpoint_of(source), progress=options.progress)
+            identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)
         for name in source.catalog.headers:

@@ -28,7 +28,7 @@ from ingot.ops.check.seal import repair, seal_beside
 from ingot.ops.check.tensors import NO_DIGEST, check_tensor, check_tensors
 from ingot.ops.completeness import defects_of
 from ingot.ops.convert.draft import check_head
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, open_source
 from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import remarks
 from ingot.stores.table import location_of
@@ -103,7 +103,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
 def tensors_of(source: Source) -> list[Tensor]:
     """Return all tensors of an opened artifact, in order."""
     with gc_paused():  # many small objects, none of them garbage
-        return list(checkpoint_of(source).values())
+        return list(source.view().values())
 
 
 def examine(
@@ -117,7 +117,7 @@ def examine(
     findings += _attachments(source)
     findings += [
         Finding("error", defect.rule, f"{path}: {defect.name}", defect.message)
-        for defect in defects_of(source, checkpoint_of(source))
+        for defect in defects_of(source, source.view())
     ]
     findings += _whole(source)
     sealed = [*_sealed(source)]
@@ -146,7 +146,7 @@ def examine(
 
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    many = checkpoint_of(source).many
+    many = source.view().many
     try:
         require_in_proportion(_decoded(many.uncached()), source.location)
     except ResourceError as error:
@@ -187,7 +187,7 @@ def _description(source: Source) -> Iterator[Finding]:
 
 def _attachments(source: Source) -> Iterator[Finding]:
     """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
-    attached = checkpoint_of(source).attachments
+    attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)

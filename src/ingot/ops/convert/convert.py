@@ -59,7 +59,7 @@ from ingot.ops.convert.unsaid import unsaid
 from ingot.ops.convert.usage import SourceFacts, commands_for
 from ingot.ops.convert.views import groups_for, view_for_target, view_weights
 from ingot.ops.destination import Destination, destination, stage
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, open_source
 from ingot.ops.options import is_elsewhere
 from ingot.ops.remarks import UNREAD, remarks
 from ingot.ops.views.regrouped import regroup
@@ -216,7 +216,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         close = source.close
         refuse_same(source, target)
         target = for_source(target, source)
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)

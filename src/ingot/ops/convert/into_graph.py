@@ -28,8 +28,7 @@ from ingot.model.view import View, derived, renamed
 from ingot.ops.attachments import no_attachment
 from ingot.ops.convert.facing import Facing, Pair
 from ingot.ops.convert.keep import as_stored
-from ingot.ops.open import Source, checkpoint_of, open_source
-from ingot.ops.views.attach import each
+from ingot.ops.open import Source, open_source
 from ingot.ops.views.turn import turned_matrix
 from ingot.ops.views.turn_bytes import turned_bytes
 
@@ -63,21 +62,28 @@ def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
         makes, said = matched.makes(), [fspath(path), *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close, origins=origins)
+        view = derived(
+            checkpoint,
+            tensors,
+            into_graph,
+            fspath(path),
+            said,
+            origins=origins,
+            opened=[source],
+            also_close=source.close,
+            attachments=replace(checkpoint.attachments, graph=graph.attachments.graph),
+            aliases=graph.aliases,
+            importance={},
+            unread={**checkpoint.unread, **graph.unread},
+        )
+        return View(view).with_notes(matched.stays())
     except BaseException:
         source.close()
         raise
-    view.attachments = replace(checkpoint.attachments, graph=graph.attachments.graph)
-    view.called, view.importance = dict(graph.called), {}
-    view.unread = {**checkpoint.unread, **graph.unread}
-    before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
-    view.check_unchanged = each(source.require_unchanged, before)
-    view.check_whole = each(source.require_whole, every)
-    return View(view).with_notes(matched.stays())
 
 
 def _opened(source: Source, path: AnyPath) -> Checkpoint:
-    graph = checkpoint_of(source)
+    graph = source.view()
     if graph.attachments.graph is None:
         raise no_attachment("graph", path)
     return graph
@@ -123,11 +129,11 @@ class _Matched:
         places: dict[str, set[str]] = {}
         for place in self._graph:
             local = self._format.local_name(place)
-            for key in (*self._keys(place), *self._keys(local), self._graph.called.get(place, place)):
+            for key in (*self._keys(place), *self._keys(local), self._graph.aliases.get(place, place)):
                 places.setdefault(key, set()).add(place)
         taken: dict[str, str] = {}
         for name in self._checkpoint:
-            keys = (*self._keys(name), self._checkpoint.called.get(name, name))
+            keys = (*self._keys(name), self._checkpoint.aliases.get(name, name))
             found = {name} if name in self._graph else next((places[key] for key in keys if key in places), set())
             if len(found) != 1:
                 self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
@@ -141,7 +147,7 @@ class _Matched:
 
     def _role(self, name: str) -> str:
         role = role_of(name)
-        return role if role != "other" else role_of(self._graph.called.get(name, name))
+        return role if role != "other" else role_of(self._graph.aliases.get(name, name))
 
     def _is_weight(self, name: str, tensor: Tensor) -> bool:
         """Whether a constant that no tensor is there for would be a weight of another model."""

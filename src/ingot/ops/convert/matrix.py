@@ -24,7 +24,7 @@ from ingot.ops.convert.options import ConvertOptions, MatrixOptions
 from ingot.ops.convert.report import action_of
 from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import STEM, Destination
-from ingot.ops.open import Source, checkpoint_of, open_found, open_source
+from ingot.ops.open import Source, open_found, open_source
 
 REFUSED = "refused"
 
@@ -129,7 +129,7 @@ def _ways(
     place = Destination("", True, format, format.file_name(STEM))
     keep_names = options.keep_names or adapter is not None
     wanted = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
-    checkpoint = checkpoint_of(source)
+    checkpoint = source.view()
     try:
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
@@ -157,7 +157,7 @@ def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, sta
     stack.callback(again.close)
     opened, _ = with_model_folder(again, place, None)
     stack.callback(opened.close)
-    return checkpoint_of(opened)
+    return opened.view()
 
 
 def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:

@@ -34,7 +34,7 @@ from ingot.ops.convert.report import ConvertReport
 from ingot.ops.convert.views import prepare_source
 from ingot.ops.destination import Destination, destination
 from ingot.ops.identity import same_identity
-from ingot.ops.open import Source, checkpoint_of, open_source
+from ingot.ops.open import Source, open_source
 from ingot.ops.options import AnyPath
 from ingot.stores.table import locate, location_of, write_file
 
@@ -340,7 +340,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         options = ConvertOptions(data.source.url, place.url, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
         without = dict.fromkeys(data.view.without, Omission(""))
-        view = prepare_source(checkpoint_of(source), place, options, without, planned)
+        view = prepare_source(source.view(), place, options, without, planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)

@@ -23,7 +23,7 @@ from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.convert.report import ConvertReport
 from ingot.ops.destination import Destination, destination
-from ingot.ops.open import checkpoint_of, open_source
+from ingot.ops.open import open_source
 from ingot.ops.options import AnyPath
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import from_url, location_of, make_folder
@@ -94,7 +94,7 @@ def is_there(place: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> b
     What a recipe rounds never is: only encoding it again would tell.
     """
     try:
-        found = checkpoint_of(open_source(place.location))
+        found = open_source(place.location).view()
     except UsageError:
         return False
     with closing(found):

@@ -18,7 +18,7 @@ from ingot.ops.delta.chain import link_of
 from ingot.ops.delta.in_place import Application, State, put_back
 from ingot.ops.delta.state import shared_array
 from ingot.ops.delta.undo import TensorUndo
-from ingot.ops.open import Source, checkpoint_of, open_delta
+from ingot.ops.open import Source, open_delta
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def apply_delta(
     except BaseException:
         source.close()
         raise
-    return _applied(state_dict, checkpoint_of(source), source, (verify_base, verify), undo, workers)
+    return _applied(state_dict, source.view(), source, (verify_base, verify), undo, workers)
 
 
 def _applied(

@@ -41,7 +41,7 @@ from ingot.ops.delta.options import PatchOptions
 from ingot.ops.delta.proof import Proof
 from ingot.ops.delta.report import PatchReport
 from ingot.ops.destination import Destination, destination, stage
-from ingot.ops.open import Source, checkpoint_of, open_delta, open_source, weights_of
+from ingot.ops.open import Source, open_delta, open_source, weights_of
 from ingot.ops.options import AnyPath, is_elsewhere
 
 _DENSE = ConfigChange(PACKING_KEYS)
@@ -110,7 +110,7 @@ class _Patch:
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
         self._sources, self._place, self._options = sources, target, options
         self._base = weights_of(sources[0])
-        self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
+        self._links: list[Link] = [link_of(source.view()) for source in sources[1:]]
         read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
         progress = Progress(read, options.progress)
         self._resources = Resources(options.max_ram, options.threads, progress)

@@ -26,7 +26,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.ops.convert.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.ops.delta.chain import link_of, stages
 from ingot.ops.destination import Destination
-from ingot.ops.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.ops.open import open_delta, open_source, weights_of
 
 Kind = Literal["diff", "patch"]
 
@@ -157,7 +157,7 @@ def shared(address: str) -> OpenedDeltaPlan:
             opened = open_delta if is_delta else open_source
             source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
             stack.callback(source.close)
-            checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
+            checkpoint = source.view() if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)
             checkpoints.append(checkpoint)
         routes: Mapping[str, Route] = {}

@@ -139,10 +139,7 @@ def rotated(
     folder = TemporaryFolder({CONFIG: _untied(checkpoint)}) if untied else None
     said = [r1, r2, seed, {name: dtypes.get(name, "f32") for name in changed_names(graph, folding.touches)}]
     told = Told(_rotate, (r1, r2, seed, dict(dtypes)), said)
-    view = fold(checkpoint, folding, told, dtypes, more, None if folder is None else folder.close)
-    if folder is not None:
-        view.companions = {**checkpoint.companions, **folder.paths}
-    return View(view, notes), folding
+    return View(fold(checkpoint, folding, told, dtypes, more, folder), notes), folding
 
 
 def _rotate(checkpoint: Checkpoint, argument: tuple[bool, bool, int, Mapping[str, str]]) -> Checkpoint:

@@ -82,7 +82,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     entries = [(name, made(name), name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
-    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
+    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close)
 
 
 class _Held:
