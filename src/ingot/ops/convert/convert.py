@@ -387,7 +387,7 @@ def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigC
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
+        tensors = tensor_reports(executed.done, lambda step: equality(step.planned, plan.format, prepared.inexact))
     return ConvertReport(
         source=facts.location,
         destination=prepared.place.location,
