@@ -27,6 +27,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.spec import TensorSpec
+from ingot.model.view import View
 from ingot.ops.convert.convert import Prepared, for_source, refuse_same, run, with_config
 from ingot.ops.convert.options import ConvertOptions, ExecuteOptions
 from ingot.ops.convert.plan import ConvertPlan
@@ -259,24 +260,27 @@ def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
         place,
         untie=data.untie,
         notes=data.notes,
-        read=opened.read,
-        inexact=opened.inexact,
+        read=opened.view.bytes_read,
+        inexact=opened.view.inexact,
         account=Account(data.superseded, data.dropped),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlan:
-    """A plan whose source is open, and proven to be what the plan was made for. ``read`` bytes were read for views."""
+    """A plan whose source is open and identical to the one that the plan was made for, and the view of the source."""
 
     data: PlanData
     source: Source
-    checkpoint: Checkpoint
+    view: View
     place: Destination
     format: Format
     writing: WriteOptions
-    read: int
-    inexact: frozenset[str]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the steps read."""
+        return self.view.checkpoint
 
     def plan(self, numbers: range) -> ConvertPlan:
         """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
@@ -346,7 +350,7 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.for_attachments(checkpoint.attachments)
         format = format.compacted() if writing.compact else format
-        return OpenedPlan(data, source, checkpoint, place, format, writing, view.bytes_read, view.inexact)
+        return OpenedPlan(data, source, view, place, format, writing)
     except BaseException:
         close()
         raise
