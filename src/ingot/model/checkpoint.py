@@ -116,13 +116,16 @@ class Checkpoint(Mapping[str, Tensor]):
         source: CheckpointSource | None = None,
         **attributes: Unpack[Attributes],
     ) -> None:
+        unknown = attributes.keys() - Attributes.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"Checkpoint() has no parameter {', '.join(sorted(unknown))}")
         self._tensors = tensors
         self.format = format
         self.location = location
         self.io = io
         self.source = source or CheckpointSource()
-        self.metadata: Mapping[str, Any] = dict(attributes.get("metadata", {}))
-        self.companions: Mapping[str, str] = dict(attributes.get("companions", {}))
+        self.metadata: Mapping[str, Any] = dict(attributes.get("metadata") or {})
+        self.companions: Mapping[str, str] = dict(attributes.get("companions") or {})
         self.attachments = attributes.get("attachments", NOTHING)
         self.importance = attributes.get("importance", {})
         self.aliases = attributes.get("aliases", {})

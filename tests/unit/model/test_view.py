@@ -72,6 +72,11 @@ def test_a_checkpoint_without_a_source_has_nothing_to_check_and_no_copy() -> Non
     checkpoint.close()
 
 
+def test_an_unknown_attribute_is_refused() -> None:
+    with pytest.raises(TypeError, match="on_close"):
+        Checkpoint({}, format="zt", location="a", on_close=print)  # type: ignore[call-arg]
+
+
 def test_a_view_checks_and_closes_all_that_it_reads() -> None:
     calls: list[str] = []
     base = Checkpoint({}, format="zt", location="a", source=RecordingSource("base", calls))
