@@ -10,8 +10,9 @@ from os import fspath
 
 import numpy as np
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import Destination, destination
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.artifacts.options import AnyPath
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
@@ -26,7 +27,6 @@ from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe
 from ingot.stores.table import from_url, location_of, make_folder
 from ingot.translate.parallel import KEY, MOST, Rank, sliced
-from ingot.translate.translated import holds_a_model
 
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
@@ -94,7 +94,7 @@ def is_there(place: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> b
     What a recipe rounds never is: only encoding it again would tell.
     """
     try:
-        found = checkpoint_of(open_source(place.location))
+        found = open_source(place.location).view()
     except UsageError:
         return False
     with closing(found):

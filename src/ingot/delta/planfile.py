@@ -12,7 +12,7 @@ from msgspec import Struct
 
 import ingot
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.structs import warm
 from ingot.delta.chain import link_of, stages
@@ -157,7 +157,7 @@ def shared(address: str) -> OpenedDeltaPlan:
             opened = open_delta if is_delta else open_source
             source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
             stack.callback(source.close)
-            checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
+            checkpoint = source.view() if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)
             checkpoints.append(checkpoint)
         routes: Mapping[str, Route] = {}

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import ingot
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.artifacts.options import AnyPath
 from ingot.inspect.receipt import add_receipt
 from ingot.runtime.loading.options import EXACT, Measures, Protocol
@@ -83,6 +83,6 @@ def _last(path: AnyPath) -> str:
 def _content(path: AnyPath) -> str:
     source = open_source(path, io="pread")
     try:
-        return content_id(checkpoint_of(source))
+        return content_id(source.view())
     finally:
         source.close()
