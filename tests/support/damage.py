@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import ingot
-from ingot.artifacts.open import Source, checkpoint_of
+from ingot.artifacts.open import Source
 from ingot.core.bytes import checksums
 from ingot.core.parsing import cbor
 from ingot.delta.apply import apply_delta
@@ -71,7 +71,7 @@ class Sample:
 
     def content(self, source: Source) -> Any:
         """Return everything that the artifact says, in a form that can be compared."""
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         lines: list[Any] = [repr(sorted(checkpoint.metadata.items(), key=repr))]
         if self.base:
             state: dict[str, Any] = {name: array.copy() for name, array in self.base.items()}

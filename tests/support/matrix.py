@@ -21,7 +21,7 @@ from ingot.conversion.notes import equality
 from ingot.conversion.onnx.into_graph import into_graph
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.placement import as_stored
-from ingot.conversion.prepare_source import viewed
+from ingot.conversion.prepare_source import prepare_source
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
@@ -160,7 +160,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
     config.write_text(json.dumps(_GPT_OSS if source.name == EXPERTS else _LLAMA))
     format = FORMATS[target]
     held = _alone(source, {CONFIG: str(config)})
-    with viewed(
+    with prepare_source(
         held,
         Destination(Location.parse(""), True, format, format.file_name(STEM)),
         ConvertOptions("", "", no_tokenizer=True),
@@ -172,7 +172,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
 
 
 def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:
-    return Checkpoint({source.name: source}, format="zt", location="", companions=companions)
+    return Checkpoint({source.name: source}, format="zt", location="", companions=companions or {})
 
 
 def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:

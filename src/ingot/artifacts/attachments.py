@@ -13,7 +13,7 @@ import msgspec
 from ingot.artifacts.destination import destination
 from ingot.artifacts.draft_head import DraftShape, check_head
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.artifacts.save import plan_tensors, save_planned
 from ingot.core.files.archive import Entry, is_unpacked, pack, unpack
 from ingot.core.options import takes
@@ -185,7 +185,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
     location = Location.parse(options.path)
     source = open_source(location)
     try:
-        draft = checkpoint_of(source).attachments.draft
+        draft = source.view().attachments.draft
         if draft is None:
             raise no_attachment("draft", location)
         with located(location.display):

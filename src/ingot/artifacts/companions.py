@@ -27,6 +27,11 @@ _INDEX_SUFFIX = ".index.json"
 _WEIGHTS, _LINK, _MODEL, _DEEP = "weights", "links out of the folder", "folders with weights", "folders in folders"
 
 
+def holds_a_model(format: str) -> bool:
+    """Return whether files of a format hold a model's config and tokenizer as metadata, under names of the format."""
+    return format == "gguf"
+
+
 @dataclass(frozen=True, slots=True)
 class Companions:
     """What travels (names in the folder's store, sorted, to paths or addresses), and what lies there too and does not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from ingot.formats.safetensors.patch import read_pairs
 from ingot.formats.shared.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.bytesource import StampedSource
-from ingot.model.checkpoint import Checkpoint, Reopen
+from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY
 from ingot.model.reading.lazy import Many, as_many
 from ingot.model.reading.limits import require_decompressed
@@ -35,11 +35,12 @@ STORES.add("library", "ingot.library.place:LibraryScheme")  # what it reads take
 
 
 @dataclass(slots=True)
-class Source:
+class Source(CheckpointSource):
     """An opened artifact before decoders are attached: its store, format, entry file and catalog.
 
-    ``location`` is what it was opened by, for messages and reports. ``name`` is the file that was asked for; empty
-    where it was a folder, which is the store then.
+    ``location`` is the address that it was opened by, for messages and reports. ``name`` is the opened file in
+    ``store``; empty if the store itself, a folder, was opened. ``requested_io`` and ``max_decompressed`` are options of
+    ``ingot.open`` with which a copy of its checkpoint is opened; without ``requested_io`` there are no copies.
     """
 
     location: str
@@ -50,6 +51,8 @@ class Source:
     catalog: Catalog
     io: str
     verify: bool = True
+    requested_io: str | None = None
+    max_decompressed: int | str | None = None
     _whole: bool = False
 
     def require_unchanged(self) -> None:
@@ -130,6 +133,30 @@ class Source:
         """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
         return find_companions(self.store, self.catalog.headers) if self.is_folder else Companions()
 
+    def view(self) -> Checkpoint:
+        """Return the checkpoint of the artifact, with a decoder for each tensor. Closing it closes the source."""
+        catalog, attachments = self.catalog, self.catalog.attachments
+        if attachments.draft is not None:
+            attachments = replace(attachments, draft=with_decoders(attachments.draft))
+        return Checkpoint(
+            with_decoders(catalog.tensors),
+            format=self.format.name,
+            location=self.location,
+            metadata=catalog.metadata,
+            companions=self.companions().files,
+            io=self.io,
+            source=self,
+            attachments=attachments,
+            aliases=catalog.called,
+            features=catalog.features,
+            unread=catalog.unread,
+        )
+
+    def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]] | None:
+        if self.requested_io is None:
+            return None
+        return _open_again, (self.url, self.requested_io, self.verify, self.identity(), self.max_decompressed)
+
     def close(self) -> None:
         """Close the files of the catalog."""
         for source in self.catalog.sources:
@@ -207,27 +234,26 @@ def open_there(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
     """Open what ``find`` has found; see ``open``."""
-    source = open_found(store, name, verify=verify, max_decompressed=max_decompressed)
-    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity(), max_decompressed)))
+    return weights_of(open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io))
 
 
-def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
-    """Make the user's view of an opened source whose tensors are to be read as numbers; ``reopen`` as there.
+def weights_of(source: Source) -> Checkpoint:
+    """Return the checkpoint of a source whose tensors are to be decoded.
 
-    Raises ``UnsupportedError`` ``model.quantized``, and closes the source, where another program has packed them.
+    If another program has packed them, it raises ``UnsupportedError`` ``model.quantized`` and closes the source.
     """
     dialect = source.dialect()
     if dialect is not None:
         source.close()
         raise _located(dialect.refusal(), source.location)
-    return checkpoint_of(source, reopen)
+    return source.view()
 
 
 def _open_again(
     url: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
 ) -> Checkpoint:
     """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
-    source = open_source(Location.parse(url), io=io, verify=verify, max_decompressed=max_decompressed)
+    source = open_source(Location.parse(url), io=io, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
@@ -236,31 +262,7 @@ def _open_again(
             "since; open it by its path",
             where=source.location,
         )
-    return checkpoint_of(source, lambda: (_open_again, (url, io, verify, identity, max_decompressed)))
-
-
-def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
-    """Make the user's view of an opened source; ``reopen`` as ``Checkpoint.reopen``."""
-    attachments = source.catalog.attachments
-    if attachments.draft is not None:
-        attachments = replace(attachments, draft=with_decoders(attachments.draft))
-    checkpoint = Checkpoint(
-        with_decoders(source.catalog.tensors),
-        format=source.format.name,
-        location=source.location,
-        metadata=source.catalog.metadata,
-        companions=source.companions().files,
-        on_close=source.close,
-        io=source.io,
-    )
-    checkpoint.attachments = attachments
-    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
-    checkpoint.unread = source.catalog.unread
-    checkpoint.reopen = reopen
-    checkpoint.check_whole = source.require_whole
-    checkpoint.check_unchanged = source.require_unchanged
-    checkpoint.stamps = source.identity
-    return checkpoint
+    return source.view()
 
 
 def find(location: Location, io: str = "auto") -> tuple[Store, str]:
@@ -307,17 +309,25 @@ def open_source(
     verify: bool = True,
     max_decompressed: int | str | None = None,
     trust_index: bool = False,
+    requested_io: str | None = None,
 ) -> Source:
     """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
     ignored."""
     store, name = find(location, io)
     if trust_index and not name:
         store = Without(store, unlisted_files(store))
-    return open_found(store, name, verify=verify, max_decompressed=max_decompressed)
+    return open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
 
 
-def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed: int | str | None = None) -> Source:
-    """Validate what ``find`` has found; see ``open``."""
+def open_found(
+    store: Store,
+    name: str,
+    *,
+    verify: bool = True,
+    max_decompressed: int | str | None = None,
+    requested_io: str | None = None,
+) -> Source:
+    """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
     listed, location = Listed(store), store.location_of(name)
     try:
         format, entry = detect(listed, name)
@@ -325,9 +335,11 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
     except IngotError as error:
         inner = _fallback_folder(listed) if error.rule == "detect.none" else None
         if inner is not None:
-            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed)
+            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
         raise _located(explain(error, store), location) from None
-    source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
+    source = Source(
+        location, store, name, format, entry, catalog, _io_of(catalog), verify, requested_io, max_decompressed
+    )
     try:
         source.require_decompressed(max_decompressed)
     except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,10 +33,11 @@ def open_bytes(
     store = MemoryStore({_NAME: data}, _NAME)
     format = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = format.read(store, _NAME, verify=verify)
-    source = Source(_NAME, store, _NAME, format, _NAME, catalog, "mmap", verify)
+    source = _BytesSource(
+        _NAME, store, _NAME, format, _NAME, catalog, "mmap", verify, None, max_decompressed, data=data
+    )
     source.require_decompressed(max_decompressed)
-    again = partial(open_bytes, verify=verify, max_decompressed=max_decompressed)
-    return weights_of(source, lambda: (again, (bytes(data),)))
+    return weights_of(source)
 
 
 def save_bytes(
@@ -70,6 +71,16 @@ def opened(
     if isinstance(weights, Checkpoint):
         catalog.metadata, catalog.check_whole, source.checkpoint = weights.metadata, weights.require_whole, weights
     return source
+
+
+@dataclass(slots=True)
+class _BytesSource(Source):
+    """A buffer as a source. A copy of its checkpoint has a copy of the bytes."""
+
+    data: bytes | bytearray | memoryview = b""
+
+    def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]]:
+        return partial(open_bytes, verify=self.verify, max_decompressed=self.max_decompressed), (bytes(self.data),)
 
 
 @dataclass(slots=True)

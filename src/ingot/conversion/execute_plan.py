@@ -71,8 +71,8 @@ def _prepared(data: PlanData, out: Location | None) -> Prepared:
         place,
         untie=data.untie,
         notes=data.notes,
-        read=opened.read,
-        inexact=opened.inexact,
+        read=opened.view.bytes_read,
+        inexact=opened.view.inexact,
         account=Account(data.superseded, data.dropped),
     )
 

@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.identity import same_identity
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
-from ingot.conversion.prepare_source import viewed
+from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.parsing.structs import warm
@@ -28,6 +28,7 @@ from ingot.model.account import Omission
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
 VERSION = 6
@@ -205,16 +206,19 @@ def read_plan(location: Location, kind: type[P]) -> P:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlan:
-    """A plan whose source is open, and proven to be what the plan was made for. ``read`` bytes were read for views."""
+    """A plan whose source is open and identical to the one that the plan was made for, and the view of the source."""
 
     data: PlanData
     source: Source
-    checkpoint: Checkpoint
+    view: View
     place: Destination
     format: Format
     writing: WriteOptions
-    read: int
-    inexact: frozenset[str]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the steps read."""
+        return self.view.checkpoint
 
     def plan(self, numbers: range) -> ConvertPlan:
         """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
@@ -277,13 +281,14 @@ def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.location, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
-        view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
+        without = dict.fromkeys(data.view.without, Omission(""))
+        view = prepare_source(source.view(), place, options, without, planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.for_attachments(checkpoint.attachments)
         format = format.compacted() if writing.compact else format
-        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
+        return OpenedPlan(data, source, view, place, format, writing)
     except BaseException:
         close()
         raise

@@ -13,7 +13,7 @@ from ingot.artifacts.account import account_of_conversion, dropped, unused_patte
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import copy_companions
 from ingot.artifacts.destination import Destination, destination, stage
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.budget.search import budgeted
@@ -23,10 +23,10 @@ from ingot.conversion.notes import SourceFacts, commands_for, equality, unsaid
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
-from ingot.conversion.prepare_source import viewed
+from ingot.conversion.prepare_source import groups_for, view_for_target, view_weights
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
 from ingot.conversion.report import ConvertReport, tensor_reports
-from ingot.conversion.rounding_view import outcomes_of, told, turned_first
+from ingot.conversion.rounding_view import outcomes_of, round_weights, told, with_rotate_option
 from ingot.conversion.target import Tied, laid_over, untangle, within, write_options
 from ingot.conversion.tensor_parallel import (
     as_executed,
@@ -56,6 +56,7 @@ from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
+from ingot.views.regrouped import regroup
 
 if TYPE_CHECKING:
     from ingot.cluster.driver.distribute import Cluster
@@ -151,7 +152,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    recipe = turned_first(recipe, options.rotate)
+    recipe = with_rotate_option(recipe, options.rotate)
+    options = replace(options, recipe=recipe)
     source = open_source(
         Location.parse(options.src),
         io=options.io,
@@ -167,12 +169,16 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         close = source.close
         refuse_same(source, target)
         target = for_source(target, source)
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
-        view = viewed(checkpoint, target, replace(options, recipe=recipe), without)
+        weights = view_weights(checkpoint, target, options, without)
+        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
+        view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
+        groups = groups_for(view.checkpoint, target.format)
+        view = view.then(partial(regroup, groups=groups))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
@@ -193,7 +199,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         lost = unsaid(source, plan)
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         settings = note_on_config(source, directory=target.directory)
-        packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
+        packed = [*plan.notes, repeated_scales(plan.steps, groups)]
         told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
@@ -204,10 +210,10 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             recipe,
             tied.untie,
             notes,
-            view.read,
+            view.bytes_read,
             frozenset(without),
-            view.rounding,
-            view.weights,
+            rounding,
+            weights.checkpoint,
             inexact=view.inexact,
             account=account,
         )
@@ -292,7 +298,7 @@ def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
+        tensors = tensor_reports(executed.done, lambda step: equality(step.planned, plan.format, prepared.inexact))
     return ConvertReport(
         source=facts.location,
         destination=prepared.place.display,

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import Destination, destination
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.report import ConvertReport
@@ -24,7 +25,6 @@ from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
 from ingot.translate.parallel import KEY, MOST, Rank, sliced
-from ingot.translate.translated import holds_a_model
 
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
@@ -95,7 +95,7 @@ def is_there(place: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> b
     What a recipe rounds never is: only encoding it again would tell.
     """
     try:
-        found = checkpoint_of(open_source(place.location))
+        found = open_source(place.location).view()
     except UsageError:
         return False
     with closing(found):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.artifacts.adapter_files import refuse_adapter
-from ingot.artifacts.open import Source, checkpoint_of, open_delta
+from ingot.artifacts.open import Source, open_delta
 from ingot.core.border import bordered
 from ingot.core.runtime.parallel import Workers, default_workers, ordered
 from ingot.delta.chain import link_of
@@ -111,7 +111,7 @@ def apply_delta(
     except BaseException:
         source.close()
         raise
-    return _applied(state_dict, checkpoint_of(source), source, (verify_base, verify), undo, workers)
+    return _applied(state_dict, source.view(), source, (verify_base, verify), undo, workers)
 
 
 def _applied(

@@ -14,7 +14,7 @@ from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
 from ingot.artifacts.destination import Destination, destination, stage
-from ingot.artifacts.open import Source, checkpoint_of, open_delta, open_source, weights_of
+from ingot.artifacts.open import Source, open_delta, open_source, weights_of
 from ingot.artifacts.options import is_elsewhere
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
@@ -114,7 +114,7 @@ class _Patch:
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
         self._sources, self._place, self._options = sources, target, options
         self._base = weights_of(sources[0])
-        self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
+        self._links: list[Link] = [link_of(source.view()) for source in sources[1:]]
         read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
         progress = Progress(read, options.progress)
         self._resources = Resources(options.max_ram, options.threads, progress)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.structs import warm
@@ -160,7 +160,7 @@ def shared(location: Location) -> OpenedDeltaPlan:
                 Location.parse(told.url), io=told.io, verify=told.verify, max_decompressed=told.max_decompressed
             )
             stack.callback(source.close)
-            checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
+            checkpoint = source.view() if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)
             checkpoints.append(checkpoint)
         routes: Mapping[str, Route] = {}

@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.options import is_elsewhere
@@ -36,7 +37,7 @@ from ingot.inspect.comparisons import (
     TensorComparison,
 )
 from ingot.inspect.options import ComparedFiles, CompareOptions
-from ingot.model.account import describe_unread
+from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
@@ -248,7 +249,6 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
-    from ingot.translate.translated import holds_a_model
     from ingot.translate.view import to_model
 
     pair = [first, second]
@@ -256,7 +256,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
         if holds_a_model(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
-                if not translated.lost:
+                if not lost_tensors(translated.checkpoint.omissions):
                     pair[index] = translated.checkpoint
                     stack.callback(pair[index].close)
     return pair[0], pair[1]

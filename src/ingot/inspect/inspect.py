@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ingot.artifacts.open import Source, checkpoint_of, find, open_found
+from ingot.artifacts.open import Source, find, open_found
 from ingot.artifacts.remarks import remarks
 from ingot.inspect.receipt import receipt_of
 from ingot.model.stacks import STACK_SELECTORS
@@ -104,7 +104,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
     """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
     source = open_found(store, name)
     try:
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         files = sorted(source.catalog.headers)
         receipt, fault = receipt_of(source)
         return Inspection(

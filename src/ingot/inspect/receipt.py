@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.core.runtime.parallel import go_on
 from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import IngotError
@@ -50,7 +50,7 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
         What opening and decoding raise. What was there is there still, whole.
     """
     with closing(open_source(Location.parse(path), io="pread")) as source:
-        identity = content_id(checkpoint_of(source), progress=progress)
+        identity = content_id(source.view(), progress=progress)
         old, _ = receipt_of(source)
         data = extended(old, identity, entry).encoded()
         source.require_unchanged()

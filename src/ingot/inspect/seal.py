@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, UsageError
@@ -54,7 +54,7 @@ def seal(options: SealOptions) -> list[Sealed]:
     try:
         identity = ""
         if options.content_id and source.dialect() is None:
-            identity = content_id(checkpoint_of(source), progress=options.progress)
+            identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)
         for name in source.catalog.headers:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ingot.artifacts.attachments import check_package
 from ingot.artifacts.draft_head import check_head
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -101,7 +101,7 @@ def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> By
 def tensors_of(source: Source) -> list[Tensor]:
     """Return all tensors of an opened artifact, in order."""
     with gc_paused():  # many small objects, none of them garbage
-        return list(checkpoint_of(source).values())
+        return list(source.view().values())
 
 
 def examine(
@@ -115,7 +115,7 @@ def examine(
     findings += _attachments(source)
     findings += [
         Finding("error", defect.rule, f"{path}: {defect.name}", defect.message)
-        for defect in defects_of(source, checkpoint_of(source))
+        for defect in defects_of(source, source.view())
     ]
     findings += _whole(source)
     sealed = [*_sealed(source)]
@@ -144,7 +144,7 @@ def examine(
 
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    many = checkpoint_of(source).many
+    many = source.view().many
     try:
         require_in_proportion(_decoded(many.uncached()), source.location)
     except ResourceError as error:
@@ -185,7 +185,7 @@ def _description(source: Source) -> Iterator[Finding]:
 
 def _attachments(source: Source) -> Iterator[Finding]:
     """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
-    attached = checkpoint_of(source).attachments
+    attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)

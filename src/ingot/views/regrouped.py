@@ -20,7 +20,7 @@ def even_group(group: object, cols: int, sizes: Sequence[int]) -> int | None:
 
 
 def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
-    """Return the checkpoint with smaller groups in some affine tensors; no value changes.
+    """Return the checkpoint with smaller groups in some affine tensors, itself without ``groups``; no value changes.
 
     Parameters
     ----------
@@ -37,6 +37,8 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
     def with_smaller_groups(name: str) -> Make:
         return lambda: regrouped(checkpoint[name], groups[name])
 
+    if not groups:
+        return checkpoint
     entries = [(name, with_smaller_groups(name) if name in groups else None, name) for name in checkpoint]
     return view_of(checkpoint, entries, regroup, dict(groups), dict(groups))
 

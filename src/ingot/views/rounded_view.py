@@ -82,7 +82,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     entries = [(name, made(name), name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
-    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
+    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close)
 
 
 class _Held:
@@ -199,10 +199,9 @@ def _tensor(work: _Work) -> Tensor:
         spec.role: Part(
             spec.dtype,
             int(spec.length or 0),
-            _Bytes(work, spec.role, int(spec.length or 0)),
+            _Bytes(work, spec.role, int(spec.length or 0), work.asked.points if spec.role == ZEROS else None),
             type=spec.type,
             where=f"{tensor.name}: {spec.role}",
-            integers=work.asked.points if spec.role == ZEROS else None,
         )
         for spec in layout.part_specs(tensor.shape)
     }
@@ -224,8 +223,8 @@ class _Bytes(DerivedSource):
 
     mapped = False
 
-    def __init__(self, work: _Work | _Bias, role: str, size: int) -> None:
-        self._work, self._role, self.size = work, role, size
+    def __init__(self, work: _Work | _Bias, role: str, size: int, integers: tuple[int, int] | None = None) -> None:
+        self._work, self._role, self.size, self.integers = work, role, size, integers
         self.name = work.tensor.name
 
     def view(self, offset: int, length: int) -> memoryview:

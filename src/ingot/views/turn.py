@@ -63,10 +63,8 @@ def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
         return lambda: turned_matrix(checkpoint[name], names[name])
 
     entries = [(names.get(name, name), turned(name) if name in names else None, name) for name in checkpoint]
-    view = view_of(checkpoint, entries, turn, dict(names))
-    called = {name: checkpoint.called.get(name, name) for name in names}
-    view.called = {**view.called, **{names[name]: told for name, told in called.items()}}
-    return view
+    aliases = {new: checkpoint.aliases.get(name, name) for name, new in names.items()}
+    return view_of(checkpoint, entries, turn, dict(names), aliases=aliases)
 
 
 def turned_matrix(tensor: Tensor, name: str) -> Tensor:

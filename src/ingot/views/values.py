@@ -90,9 +90,9 @@ def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint
                 where=name,
             )
     said = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
-    view = derived(checkpoint, Lazy(checkpoint, checkpoint.__getitem__), weigh, weights, said)
-    view.importance = {**checkpoint.importance, **weights}
-    return view
+    importance = {**checkpoint.importance, **weights}
+    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    return derived(checkpoint, tensors, weigh, weights, said, importance=importance)
 
 
 def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:

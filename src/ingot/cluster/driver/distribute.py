@@ -168,14 +168,14 @@ def distribute(
         kept, scattered = _ends(earlier), in_full is not None
         shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
-    return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
+    return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
 
 
 def tasks_of(plan: Plan, done: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
     """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
     all into several. ``hashed`` are the points of each step whose values are hashed."""
     sizes = [step.in_bytes for step in plan.steps]
-    return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces(hashed[number]))
+    return runs_of(sizes, slots, done, lambda number: plan.steps[number].row_ranges(hashed[number]))
 
 
 def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
@@ -299,7 +299,7 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
     if task.rows is None:
         return
     start, stop = task.rows
-    cut = plan.steps[0].pieces(hashed[0]) if len(plan.steps) == 1 else None
+    cut = plan.steps[0].row_ranges(hashed[0]) if len(plan.steps) == 1 else None
     if cut is None or not start < stop <= cut[0] or start % cut[1] or (stop % cut[1] and stop != cut[0]):
         raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 from typing import Any, NamedTuple, Protocol
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
 from ingot.core.files.allocation import Allocation, allocate
@@ -17,7 +18,6 @@ from ingot.core.registry import Registry
 from ingot.core.runtime.bootstrap import Interval
 from ingot.stores.location import Location
 from ingot.stores.temporary import temporary_folder
-from ingot.translate.translated import holds_a_model
 
 STEPS = 6
 """The most recipes that are measured for one limit."""

@@ -94,10 +94,9 @@ def with_program(checkpoint: Checkpoint, wanted: Wanted) -> Checkpoint:
     else:
         template = llama_template(wanted.config, wanted.context, wanted.opset)
     names = dict.fromkeys(site.name for site in template.sites if not site.inline)
-    view = derived(checkpoint, Lazy(names, checkpoint.__getitem__), with_program, wanted, asdict(wanted))
-    view.attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
-    view.companions = {}
-    return view
+    attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
+    tensors = Lazy(names, checkpoint.__getitem__)
+    return derived(checkpoint, tensors, with_program, wanted, asdict(wanted), attachments=attachments, companions={})
 
 
 def _recipe(kept: Sequence[str]) -> Recipe:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.artifacts.attachments import no_attachment
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.blocks.from_blocks import taken_apart
 from ingot.codecs.table import CODECS
@@ -26,11 +26,10 @@ from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived, renamed
+from ingot.model.reading.view import View, derived, renamed
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
-from ingot.views.attach import each
 from ingot.views.turn import turned_matrix
 from ingot.views.turn_bytes import turned_bytes
 
@@ -39,12 +38,12 @@ _SHOWN = 20
 
 
 def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own; as ``placed``."""
-    return placed(checkpoint, path)[0]
+    """Return the checkpoint of ``place_in_graph``."""
+    return place_in_graph(checkpoint, path).checkpoint
 
 
-def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a remark on what stays.
+def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
+    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a note on the others.
 
     Names are those of the graph's constants, with what quantizers append to them or without, or of the operators that
     use them. A matrix of a ``MatMul`` whose integers ``MatMulNBits`` can have takes its place packed. What no tensor
@@ -64,21 +63,28 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
         makes, said = matched.makes(), [location.text, *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(checkpoint, tensors, into_graph, location.text, said, also_close=source.close, origins=origins)
+        view = derived(
+            checkpoint,
+            tensors,
+            into_graph,
+            location.text,
+            said,
+            origins=origins,
+            opened=[source],
+            also_close=source.close,
+            attachments=replace(checkpoint.attachments, graph=graph.attachments.graph),
+            aliases=graph.aliases,
+            importance={},
+            unread={**checkpoint.unread, **graph.unread},
+        )
+        return View(view).with_notes(matched.stays())
     except BaseException:
         source.close()
         raise
-    view.attachments = replace(checkpoint.attachments, graph=graph.attachments.graph)
-    view.called, view.importance = dict(graph.called), {}
-    view.unread = {**checkpoint.unread, **graph.unread}
-    before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
-    view.check_unchanged = each(source.require_unchanged, before)
-    view.check_whole = each(source.require_whole, every)
-    return view, matched.stays()
 
 
 def _opened(source: Source, location: Location) -> Checkpoint:
-    graph = checkpoint_of(source)
+    graph = source.view()
     if graph.attachments.graph is None:
         raise no_attachment("graph", location)
     return graph
@@ -124,11 +130,11 @@ class _Matched:
         places: dict[str, set[str]] = {}
         for place in self._graph:
             local = self._format.local_name(place)
-            for key in (*self._keys(place), *self._keys(local), self._graph.called.get(place, place)):
+            for key in (*self._keys(place), *self._keys(local), self._graph.aliases.get(place, place)):
                 places.setdefault(key, set()).add(place)
         taken: dict[str, str] = {}
         for name in self._checkpoint:
-            keys = (*self._keys(name), self._checkpoint.called.get(name, name))
+            keys = (*self._keys(name), self._checkpoint.aliases.get(name, name))
             found = {name} if name in self._graph else next((places[key] for key in keys if key in places), set())
             if len(found) != 1:
                 self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
@@ -142,7 +148,7 @@ class _Matched:
 
     def _role(self, name: str) -> str:
         role = role_of(name)
-        return role if role != "other" else role_of(self._graph.called.get(name, name))
+        return role if role != "other" else role_of(self._graph.aliases.get(name, name))
 
     def _is_weight(self, name: str, tensor: Tensor) -> bool:
         """Whether a constant that no tensor is there for would be a weight of another model."""

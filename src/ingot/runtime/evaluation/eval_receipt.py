@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.errors import INGOT_VERSION
 from ingot.inspect.receipt import add_receipt
 from ingot.runtime.evaluation.eval_report import Evaluation
@@ -80,6 +80,6 @@ def finite(value: Any) -> Any:
 def _content(location: Location) -> str:
     source = open_source(location, io="pread")
     try:
-        return content_id(checkpoint_of(source))
+        return content_id(source.view())
     finally:
         source.close()

@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.artifacts.adapter_files import adapter_in
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import detect, find, open_there
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
-from ingot.model.account import LOST, list_by_reason
+from ingot.model.account import LOST, list_by_reason, lost_tensors
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.view import View
 from ingot.model.store import Store
 from ingot.naming.config import CONFIG
 from ingot.runtime.loading.preparers import LoadRequest, preparer_for
 from ingot.stores.location import AnyPath, Location
-from ingot.translate.translated import Translated, holds_a_model
 from ingot.translate.unknown import RULE as UNKNOWN
 
 
@@ -97,14 +98,14 @@ def resolve(
         raise
     if translated is None:
         return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
-    told = "; ".join(filter(None, (why, translated.done, *translated.notes)))
+    notes = "; ".join((why, *translated.notes))
     if model_dir is not None:
-        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", told)
+        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", notes)
     files = _files(translated.checkpoint) or folder
-    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", told)
+    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", notes)
 
 
-def _translated(checkpoint: Checkpoint) -> Translated | None:
+def _translated(checkpoint: Checkpoint) -> View | None:
     """Return a GGUF file's checkpoint as transformers has it; None if its family is not known.
 
     Raises ``UnsupportedError`` ``account.lost``: transformers has no place for some of its tensors.
@@ -117,9 +118,10 @@ def _translated(checkpoint: Checkpoint) -> Translated | None:
         if error.rule == UNKNOWN:
             return None
         raise
-    if translated.lost:
+    lost = lost_tensors(translated.checkpoint.omissions)
+    if lost:
         raise UnsupportedError(
-            f"the loaded model would lack tensors of the file: {list_by_reason(translated.lost)}",
+            f"the loaded model would lack tensors of the file: {list_by_reason(lost)}",
             rule=LOST,
             where=checkpoint.location,
         )

@@ -21,6 +21,7 @@ from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
 from ingot.model.reading.view import Verb, derived
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.maps import Map, Parts, Turning
+from ingot.stores.temporary import TemporaryFolder
 from ingot.views.common import Make, mapping
 from ingot.views.folding.graph import Ends, Graph, Site
 
@@ -59,7 +60,7 @@ def fold(
     told: Told,
     dtypes: Mapping[str, str],
     more: Mapping[str, str] | None = None,
-    close: Callable[[], None] | None = None,
+    folder: TemporaryFolder | None = None,
 ) -> Checkpoint:
     """Return the checkpoint with maps of streams folded into its tensors, which are computed in f32.
 
@@ -72,8 +73,8 @@ def fold(
         What values are rounded to at last, by name; f32 for all others that are changed.
     more : mapping, optional
         Tensors that are made beside those that are there: names of sites in the graph, to the tensors they are made of.
-    close : callable, optional
-        What is released with the view.
+    folder : TemporaryFolder, optional
+        Companions that replace those of the checkpoint; removed with the view.
     """
     graph = folding.graph
 
@@ -86,10 +87,18 @@ def fold(
     ]
     entries += [(name, made(name, source), name) for name, source in (more or {}).items()]
     origins = {name: (source,) for name, source in (more or {}).items()}
-    view = derived(checkpoint, mapping(entries, checkpoint), told.verb, told.argument, told.said, close, origins)
     changed = set(changed_names(graph, folding.touches))
-    view.importance = {name: weights for name, weights in view.importance.items() if name not in changed}
-    return view
+    return derived(
+        checkpoint,
+        mapping(entries, checkpoint),
+        told.verb,
+        told.argument,
+        told.said,
+        origins=origins,
+        also_close=None if folder is None else folder.close,
+        importance={name: weights for name, weights in checkpoint.importance.items() if name not in changed},
+        companions={**checkpoint.companions, **({} if folder is None else folder.paths)},
+    )
 
 
 def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:

@@ -16,7 +16,7 @@ from ingot.codecs.base import Repacked
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
-from ingot.engine.work import Room
+from ingot.engine.work import ChunkBudget
 from ingot.model.layouts.affine import NO_ZERO, POINTS, Constant
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.packed_words import WordsLayout
@@ -215,6 +215,6 @@ def test_words_of_some_columns_after_others(form: str, group: int | None, points
     assert np.array_equal(CODECS[layout.codec].decode(cut, "f32"), CODEC.decode(source, "f32"))
     step = Repack(source, source.spec, rule="", repack=way)
     for budget in (1 << 20, way.held + way.memory):
-        chunking = step.chunking(Room(budget, 4))
+        chunking = step.plan_chunks(ChunkBudget(budget, 4))
         assert chunking.cost <= budget
     assert chunking.chunk_rows == 1

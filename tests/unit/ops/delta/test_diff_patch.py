@@ -23,7 +23,7 @@ from ingot.delta.strategy import Storage, choices
 from ingot.engine import cost
 from ingot.engine.diff_step import Diff
 from ingot.engine.specs import encoded_spec
-from ingot.engine.work import Room
+from ingot.engine.work import ChunkBudget
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -583,7 +583,7 @@ class TestWdelta:
         encoder = codec.encoder(tensor.shape, tensor.dtype, way.options)
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
         step = Diff(tensor, spec, "encoded", way.codec, base=tensor, codec=codec, encoder=encoder)
-        assert step.chunking(Room(1 << 28, 5)).cost * 5 <= 1 << 28
+        assert step.plan_chunks(ChunkBudget(1 << 28, 5)).cost * 5 <= 1 << 28
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):
