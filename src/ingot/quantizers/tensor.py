@@ -63,7 +63,7 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
 
 
 def seen(known: Knowing | None, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
+    """Return whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
     if known is None or len(shape) < 2:
         return False
     first = next((first for first, _ in matrices(name, shape)), name)

@@ -69,7 +69,7 @@ def pack(kind: str, parts: dict[str, Array]) -> Array:
 
 
 def strange(kind: str, scales: Array) -> str | None:
-    """Why bytes of scales cannot go from blocks to small floats or back; None if they mean the same in both."""
+    """Return why bytes of scales cannot go from blocks to small floats or back; None if they mean the same in both."""
     if kind not in STRANGE or not scales.size:
         return None
     seen = np.flatnonzero(np.bincount(scales.reshape(-1), minlength=256))

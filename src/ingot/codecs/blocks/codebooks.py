@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.codecs.affine.repack import pieces
+from ingot.codecs.affine.repack import number_chunks
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.codecs.blocks.apart import as_f16, changed, pack, strange
 from ingot.codecs.scaled_codebook.repack import repack
@@ -27,7 +27,9 @@ def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLa
     inner = repack(tensor, stored, replace(own, dtype=stored.dtype, scales="f32" if floats else own.scales))
     if not inner.exact:
         return cannot(target, inner.why_not or "")
-    for scales in () if floats and stored.scales == "f16" and not stored.nested else pieces(tensor.parts[SCALES]):
+    for scales in (
+        () if floats and stored.scales == "f16" and not stored.nested else number_chunks(tensor.parts[SCALES])
+    ):
         reason = strange(target.type, scales) if not floats else None
         if floats and (stored.nested or as_f16(cast(scales, "f32")) is None):
             reason = "a scale is no number of f16, which blocks have"

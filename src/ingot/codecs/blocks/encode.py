@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.blocks.values import BlockDecoder
-from ingot.codecs.options import IMPORTANCE, column_weights, require_known, source_dtype, wrong_option
+from ingot.codecs.options import IMPORTANCE, column_weights, option_error, require_known, source_dtype
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core import native
 from ingot.core.floats import FLOATS, as_bits, float_name
@@ -111,14 +111,14 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     require_known(ID, options, OPTIONS)
     kind, search = options.get("type", "q4_k"), options.get("search", True)
     if not isinstance(kind, str) or kind not in LEVELS:
-        raise wrong_option(ID, f"type {', '.join(LEVELS)}", kind)
+        raise option_error(ID, f"type {', '.join(LEVELS)}", kind)
     if search is not True and search != REFERENCE:
-        raise wrong_option(ID, f"search true or {REFERENCE!r}", search)
+        raise option_error(ID, f"search true or {REFERENCE!r}", search)
     layout, cols = GgmlBlocksLayout(kind), matrix_shape(shape)[1]
     importance = column_weights(ID, options, cols)
     if search == REFERENCE and (kind not in EXACT or importance is not None):
         found = kind if importance is None else IMPORTANCE
-        raise wrong_option(
+        raise option_error(
             ID, f"search {REFERENCE!r} with one of the types {', '.join(EXACT)} and without importance", found
         )
     if cols % layout.block.elements:

@@ -9,7 +9,7 @@ import numpy as np
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.affine.to_words import in_words
-from ingot.codecs.affine.windows import Windows, made_part
+from ingot.codecs.affine.windows import Windows, computed_part
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import STRANGE, changed, strange, taken, unpack
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
@@ -84,7 +84,7 @@ class _Blocks:
                 return np.frombuffer(file_bytes(taken(self.stored.type, blocks, spec.role)), np.uint8)
 
             width = (spec.length or 0) // max(rows, 1)
-            return replace(made_part(self.tensor.parts[BLOCKS], spec.dtype, rows, width, make), type=spec.type)
+            return replace(computed_part(self.tensor.parts[BLOCKS], spec.dtype, rows, width, make), type=spec.type)
 
         parts = {spec.role: made(spec) for spec in self.own.part_specs(self.tensor.shape)}
         return Tensor.from_parts(self.own, parts, self.tensor.shape, self.tensor.name)
@@ -96,7 +96,7 @@ class _Blocks:
         return Tensor.from_parts(self.own, parts, shape, self.tensor.name)
 
     def strange(self) -> str | None:
-        """Why a scale's byte means something else outside of blocks; reads all and checks their digest."""
+        """Return why a scale's byte means something else outside of blocks; reads all and checks their digest."""
         rows, cols = self.tensor.matrix_shape
         if self.stored.type not in STRANGE or not rows * cols:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.codecs.affine.offset import offsets
-from ingot.codecs.affine.repack import AffineRepack, difference, pieces
+from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import as_f16, changed, pack
 from ingot.core.floats import cast
@@ -88,7 +88,7 @@ class _ToBlocks:
         return high, low
 
     def why_not(self) -> str | None:
-        """Why not every value stays."""
+        """Return why not every value stays."""
         points = self.points
         why_not = points.why_not()
         if why_not is not None:
@@ -96,8 +96,8 @@ class _ToBlocks:
         if not self.stored.zeros and not self.own.offset and self.stored.scales == "f16":  # any scale will do
             found = self.numbers(np.ones(1, np.float32), points.new_zeros(1))
             return found if isinstance(found, str) else None
-        zeros = pieces(self.tensor.parts[ZEROS]) if self.stored.zeros else None
-        for part in pieces(self.tensor.parts[SCALES]):
+        zeros = number_chunks(self.tensor.parts[ZEROS]) if self.stored.zeros else None
+        for part in number_chunks(self.tensor.parts[SCALES]):
             scales = cast(part, "f32")
             found = self.numbers(scales, points.new_zeros(scales.size) if zeros is None else points.shift(next(zeros)))
             why_not = why_not or (found if isinstance(found, str) else None)
@@ -110,7 +110,7 @@ class _AffineBlocks:
     """One pass over affine parts, of which blocks come."""
 
     def __init__(self, blocks: _ToBlocks) -> None:
-        self._blocks, self._inner = blocks, blocks.points.passing()
+        self._blocks, self._inner = blocks, blocks.points.reusing_reader()
         cols = blocks.tensor.matrix_shape[1]
         self._groups = blocks.stored.scale_shape(1, cols)[-1]
         starts = np.arange(0, cols, _COLUMNS)

@@ -236,13 +236,13 @@ class AdditiveApplier:
 
 
 def fusible(base: Array, out: Array) -> bool:
-    """Whether both are of one type that kernels add to, in C order, and the same array or apart."""
+    """Return whether both are of one type that kernels add to, in C order, and the same array or apart."""
     start, other = base.ctypes.data, out.ctypes.data
     return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
 
 
 def _plain(first: Array, other: Array) -> bool:
-    """Whether both are of one type that kernels know, in C order."""
+    """Return whether both are of one type that kernels know, in C order."""
     plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, other))
     return plain and first.dtype == other.dtype and resolve_dtype(first.dtype).name in _FUSED
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import flat
-from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
+from ingot.codecs.chunks import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.core.parallel import for_ranges
@@ -75,7 +75,7 @@ class ExactParams:
 
 
 def is_coded(name: str) -> bool:
-    """Whether the codec takes this element type: floats, integers and booleans of whole bytes."""
+    """Return whether the codec takes this element type: floats, integers and booleans of whole bytes."""
     row = DTYPES.get(name)
     return row is not None and row.kind != "c" and row.bits >= 8
 
@@ -97,7 +97,7 @@ def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
             rule="delta_exact.dtype",
         )
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
-        raise refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
+        raise refuse_option(f"a chunk that is a power of two from {MIN_CHUNK} to {MAX_CHUNK}", chunk)
     return ExactParams(chunk, row.name)
 
 
@@ -122,7 +122,7 @@ def params_of(tensor: Tensor) -> ExactParams:
         raise CodecError(
             "delta_exact.params",
             f"expected codec_version {VERSION} or {LATER}, dtype {tensor.dtype}, and a chunk that is a power of two "
-            f"from {LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(stated))[:120]!r}",
+            f"from {MIN_CHUNK} to {MAX_CHUNK}; found {str(dict(stated))[:120]!r}",
             where=tensor.name,
         )
     return ExactParams(int(str(chunk)), str(name))

@@ -223,7 +223,7 @@ def _ascending(positions: Part, values: Part, size: int) -> tuple[Values | Held,
 
 
 def _ascends(positions: Part, size: int) -> bool:
-    """Whether positions ascend, each below ``size``; the digest is checked by whoever reads them next."""
+    """Return whether positions ascend, each below ``size``; the digest is checked by whoever reads them next."""
     reader, last = positions.reader(), -1
     buffer = np.empty(min(positions.nbytes, _LOOKED_AT), np.uint8)  # one for all: fresh pages cost more than reading
     for start in range(0, positions.nbytes, _LOOKED_AT):

@@ -16,7 +16,7 @@ import numpy as np
 from ingot.codecs.base import ChunkParts, Codec, row_step
 from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.dtypes import dtype as resolve_dtype
@@ -30,7 +30,7 @@ ID = DELTA_ROWS
 VERSION = 1
 ADDED = "added_rows"
 OPTIONS = ("rows", "inner", "options")
-_option_error = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 _CHUNK = 1 << 20
 
 
@@ -156,7 +156,7 @@ class RowsDelta(DeltaCodec):
         if source not in FLOATS:
             raise UnsupportedError(f"expected rows of {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
         rows, inner, more = options.get("rows"), codec_named(options.get("inner")), options.get("options", {})
-        if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+        if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
             raise _option_error(f"fewer rows than the first dimension of a matrix of shape {list(shape)}", rows)
         if not _fits_within(inner):
             raise _option_error("an inner codec of differences that can be read in chunks", inner)
@@ -227,7 +227,7 @@ def _checked(tensor: Tensor) -> _Params:
     if attributes.get("codec_version") != VERSION or tensor.dtype != "f32":
         raise _invalid(tensor, f"codec_version {VERSION} and dtype f32", attributes.get("codec_version"))
     rows = attributes.get("rows")
-    if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+    if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
         raise _invalid(tensor, f"fewer rows than shape {list(shape)[:8]} has", rows)
     inner, params = attributes.get("inner"), attributes.get("inner_params")
     inner = codec_of(inner) if isinstance(inner, str) else inner

@@ -31,7 +31,7 @@ _NO_LIMIT = 2**63 - 1
 
 
 def is_patched(name: str) -> bool:
-    """Whether the codec takes this element type: whole bytes, and no complex numbers."""
+    """Return whether the codec takes this element type: whole bytes, and no complex numbers."""
     row = DTYPES.get(name)
     return row is not None and row.bits in (8, 16, 32, 64) and row.kind != "c"
 
@@ -152,7 +152,7 @@ class SparsePatchDelta(DeltaCodec):
         check(tensor)
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether the base may have this shape: the tensor's, or any that holds as many values where none is stated."""
+        """Return whether the base may have this shape: the tensor's, or any that holds as many values where none is stated."""
         return tensor.size <= prod(shape) if tensor.params.get("flat") is True else tensor.shape == shape
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PatchEncoder:

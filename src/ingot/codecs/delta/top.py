@@ -23,7 +23,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def streams(size: int) -> bool:
-    """Whether a tensor of ``size`` elements is encoded in chunks."""
+    """Return whether a tensor of ``size`` elements is encoded in chunks."""
     return size > WHOLE
 
 

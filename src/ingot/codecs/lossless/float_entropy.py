@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
-from ingot.codecs.chunks import LEAST_CHUNK, MOST_CHUNK, STEP, is_chunk
+from ingot.codecs.chunks import MAX_CHUNK, MIN_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
     LEVELS,
     EntropyParams,
@@ -200,7 +200,7 @@ def _options(options: Mapping[str, Any]) -> tuple[str, int]:
     if level not in LEVELS:
         raise _refuse_option(f"level {' or '.join(LEVELS)}", level)
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
-        raise _refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
+        raise _refuse_option(f"a chunk that is a power of two from {MIN_CHUNK} to {MAX_CHUNK}", chunk)
     return str(level), chunk
 
 

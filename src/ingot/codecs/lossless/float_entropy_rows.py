@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import cast_into
-from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
+from ingot.codecs.chunks import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core import native
 from ingot.core.dtypes import DTYPES, numpy_dtype
 from ingot.core.parallel import for_ranges
@@ -57,7 +57,7 @@ class EntropyParams:
 
 
 def is_coded(name: str) -> bool:
-    """Whether the codec takes this element type: every float of whole bytes."""
+    """Return whether the codec takes this element type: every float of whole bytes."""
     row = DTYPES.get(name)
     return row is not None and row.is_float and row.bits >= 8
 
@@ -79,7 +79,7 @@ def params_of(tensor: Tensor) -> EntropyParams:
         )
     params = EntropyParams(str(level), int(str(chunk)), str(name))
     if not is_chunk(params.chunk):
-        raise _bad_params(tensor, f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}")
+        raise _bad_params(tensor, f"a chunk that is a power of two from {MIN_CHUNK} to {MAX_CHUNK}")
     if params.dtype != tensor.dtype:
         raise _bad_params(tensor, f"dtype {tensor.dtype}")
     return params

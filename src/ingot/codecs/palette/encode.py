@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.cast import flat
-from ingot.codecs.options import column_weights, require_known, source_dtype, wrong_option
+from ingot.codecs.options import column_weights, option_error, require_known, source_dtype
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
 from ingot.codecs.range_probe import AUTO, RangeProbe
@@ -35,7 +35,7 @@ from ingot.model.tensor import Array
 OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales", "importance")
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
-_wrong = partial(wrong_option, PaletteLayout.codec)
+_wrong = partial(option_error, PaletteLayout.codec)
 _SCRATCH = 8 << 20  # bytes of a histogram, the points in it and the solver's tables
 
 # Elements from which on groups are spread over threads: chunks of a conversion are smaller, and have threads already.

@@ -22,7 +22,7 @@ class PaletteMatrix(TileMatrix):
     params: PaletteLayout
 
     @classmethod
-    def of(cls, tensor: Tensor) -> PaletteMatrix:
+    def from_tensor(cls, tensor: Tensor) -> PaletteMatrix:
         """Return the matrix of a 2-d tensor, its parts as they lie.
 
         Raises
@@ -74,7 +74,7 @@ class PaletteMatrix(TileMatrix):
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``PaletteMatrix.of`` takes a tensor, as far as its attributes tell; never ``direct``: see there."""
+    """Return whether ``PaletteMatrix.from_tensor`` takes a tensor, as far as its attributes tell; never ``direct``: see there."""
     if direct or tensor.codec != PaletteLayout.codec:
         return False
     try:
@@ -84,7 +84,7 @@ def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
 
 
 def _fits(params: PaletteLayout, shape: tuple[int, ...]) -> bool:
-    """Whether the kernels multiply with such a matrix."""
+    """Return whether the kernels multiply with such a matrix."""
     if len(shape) != 2 or 0 in shape or params.vector_size != 1 or params.scales is not None:
         return False
     by_rows = all(count == 1 for count in params.groups[1:])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROW, WHOLE, Group
@@ -31,7 +31,7 @@ ID = ScaledCodebookLayout.codec
 OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed")
 GROUP = 64
 _LIMIT = 2**31
-wrong = partial(wrong_option, ID)
+wrong = partial(option_error, ID)
 
 
 def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
@@ -90,4 +90,4 @@ def _grid(group: object, flat: object) -> Grid:
 
 
 def _is_size(size: object) -> bool:
-    return is_whole(size, 1, _LIMIT)
+    return is_int_between(size, 1, _LIMIT)

@@ -70,7 +70,7 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
 
 
 def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> str | None:
-    """Why no layout ``target`` has the indices and scales of ``stored``, whatever they are; None if it may."""
+    """Return why no layout ``target`` has the indices and scales of ``stored``, whatever they are; None if it may."""
     reasons = (
         (
             (stored.bits, stored.transposed, stored.factor) != (target.bits, target.transposed, target.factor),
@@ -175,7 +175,7 @@ def _products(scales: Array, second: np.float32, how: str | None, values: Array)
 
 
 def _same(one: Array, other: Array, dtype: str) -> bool:
-    """Whether values are the same bits in a type; all NaN are alike."""
+    """Return whether values are the same bits in a type; all NaN are alike."""
     first, second = (cast(cast(array, dtype), "f32") for array in (one, other))
     return bool(((first.view(np.uint32) == second.view(np.uint32)) | (np.isnan(first) & np.isnan(second))).all())
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import ChunkParts, Encoder, row_step
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.table import CODECS
 from ingot.core.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.dtypes import numpy_dtype
@@ -24,7 +24,7 @@ from ingot.model.tensor import Array
 
 OPTIONS = ("axis", "block", "mask", "inner", "options", "whole")
 BLOCK = 64
-_wrong = partial(wrong_option, BlocksLayout.codec)
+_wrong = partial(option_error, BlocksLayout.codec)
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class BlocksEncoder(Encoder):
             done += last - first
 
     def _reach(self, kept: Array, start: int) -> bool:
-        """Whether a chunk is the inner encoder's: it has kept rows, or no chunk has any and this is the first."""
+        """Return whether a chunk is the inner encoder's: it has kept rows, or no chunk has any and this is the first."""
         return len(kept) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
@@ -170,7 +170,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     axis, block = options.get("axis", 0), options.get("block", BLOCK)
     if axis not in (0, 1) or isinstance(axis, bool):
         raise _wrong("axis 0 or 1", axis)
-    if not is_whole(block, 1, 2**62):
+    if not is_int_between(block, 1, 2**62):
         raise _wrong("block of at least 1", block)
     if len(shape) != 2:
         raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.codecs.affine.encode import AffineEncoder
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.codec import DenseEncoder
-from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known, source_dtype
 from ingot.codecs.palette.encode import PaletteEncoder
 from ingot.codecs.palette.fit import require_finite
 from ingot.codecs.palette.rows import pack, unpack
@@ -34,7 +34,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options", "row_alignment")
-_wrong = partial(wrong_option, ID)
+_wrong = partial(option_error, ID)
 _SCRATCH = 8 << 20
 
 
@@ -219,6 +219,6 @@ def _pattern(value: object, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _aligned(value: object) -> bool:
-    if value is not None and not is_whole(value, WORD, WORD):
+    if value is not None and not is_int_between(value, WORD, WORD):
         raise _wrong(f"row_alignment {WORD}", value)
     return value is not None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, result
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
 from ingot.core import native
 from ingot.core.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
@@ -22,7 +22,7 @@ from ingot.model.tensor import Array, Tensor
 
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
-_wrong = partial(wrong_option, AstcLayout.codec)
+_wrong = partial(option_error, AstcLayout.codec)
 # Bytes: a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint.
 _SCRATCH = 8 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.trellis.rows import decode_rows
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
@@ -26,7 +26,7 @@ from ingot.model.tensor import Array
 ID = TrellisLayout.codec
 OPTIONS = ("bits", "group", "scales")
 _TURNS = 2  # streams and scales, by turns
-_wrong = partial(wrong_option, ID)
+_wrong = partial(option_error, ID)
 
 
 def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisLayout:
@@ -41,9 +41,9 @@ def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisL
     """
     require_known(ID, options, OPTIONS)
     bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
-    if not is_whole(bits, BITS[0], BITS[-1]):
+    if not is_int_between(bits, BITS[0], BITS[-1]):
         raise _wrong("bits 2, 3 or 4", bits)
-    if not is_whole(group, 1, 2**31):
+    if not is_int_between(group, 1, 2**31):
         raise _wrong("group as a positive number of columns", group)
     if scales not in DTYPES_OF_VALUES:
         raise _wrong(f"scales {', '.join(DTYPES_OF_VALUES)}", scales)

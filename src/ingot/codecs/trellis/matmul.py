@@ -24,7 +24,7 @@ class TrellisMatrix(TileMatrix):
     params: TrellisLayout
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TrellisMatrix:
+    def from_tensor(cls, tensor: Tensor) -> TrellisMatrix:
         """Return the matrix of a 2-d tensor, its parts as they lie.
 
         Raises
@@ -94,6 +94,6 @@ class TrellisMatrix(TileMatrix):
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``TrellisMatrix.of`` takes a tensor, as far as its attributes tell; never ``direct``, since a row of x
+    """Return whether ``TrellisMatrix.from_tensor`` takes a tensor, as far as its attributes tell; never ``direct``, since a row of x
     takes as long as decoding."""
     return tensor.codec == TrellisLayout.codec and len(tensor.shape) == 2 and 0 not in tensor.shape and not direct

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.wrap.low_rank_fit import factors
 from ingot.core.dtypes import from_file, numpy_dtype
@@ -59,7 +59,7 @@ def product_into(left: Array, right: Array, out: Array) -> None:
 
 
 def _may_overflow(left: Array, right: Array, dtype: str) -> bool:
-    """Whether the largest factors leave room for a sum past the range of ``dtype``, or are not finite."""
+    """Return whether the largest factors leave room for a sum past the range of ``dtype``, or are not finite."""
     most = float(np.abs(left).max(initial=0)) * float(np.abs(right).max(initial=0)) * len(right)
     return not most * (1 + len(right) * 2.0**-22) <= LARGEST[dtype]  # each term and each sum may be rounded up
 
@@ -232,12 +232,12 @@ def factor_options(
     Raises ``UsageError`` ``<codec>.option``.
     """
     most, error, kind = options.get("rank", rank), options.get("error"), options.get("factors", kind)
-    if not is_whole(most, 0, 2**31):
-        raise wrong_option(codec, "rank of at least 0", most)
+    if not is_int_between(most, 0, 2**31):
+        raise option_error(codec, "rank of at least 0", most)
     if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):
-        raise wrong_option(codec, "error from 0 to below 1", error)
+        raise option_error(codec, "error from 0 to below 1", error)
     if kind not in kinds:
-        raise wrong_option(codec, f"factors {' or '.join(kinds)}", kind)
+        raise option_error(codec, f"factors {' or '.join(kinds)}", kind)
     return most, error, kind
 
 

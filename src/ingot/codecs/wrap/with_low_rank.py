@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
 from ingot.codecs.wrap.low_rank_fit import factors
@@ -30,7 +30,7 @@ from ingot.model.tensor import Array, Tensor
 
 ID = CorrectedLayout.codec
 OPTIONS = ("rank", "error", "factors", "inner", "options")
-_wrong = partial(wrong_option, ID)
+_wrong = partial(option_error, ID)
 RANK = 8
 _SCRATCH = 1 << 16  # elements that stay in cache
 

@@ -17,7 +17,7 @@ from ingot.codecs.base import AddingReader, ChunkParts, Codec, Encoder, decode_b
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import added
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
 from ingot.core import floats
@@ -36,7 +36,7 @@ VERSION = 1
 POSITIONS, VALUES = "outlier_positions", "outlier_values"
 FLOATS = ("f32", "f16", "bf16")
 OPTIONS = ("fraction", "count", "values", "inner", "options")
-_wrong = partial(wrong_option, ID)
+_wrong = partial(option_error, ID)
 FRACTION = 0.005
 _SCRATCH = 1 << 20
 

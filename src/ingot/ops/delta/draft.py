@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.range_probe import merged, resolve_range
+from ingot.codecs.range_probe import merge_options, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.structs import warm
 from ingot.engine.bind import StepData
@@ -160,7 +160,7 @@ class Draft:
         more: Mapping[str, Any] = {}
         if encoder.observes():
             encoder, more = resolve_range(encoder, made, options, _differences(base, tensor))
-            options = merged(options, more)
+            options = merge_options(options, more)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
         told = (tensor, spec, ENCODED, rule, encoder.lossless)
