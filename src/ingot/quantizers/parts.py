@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot.codecs.affine.word_codes import stream
-from ingot.codecs.blocks.compose import Numbers, composed
+from ingot.codecs.blocks.compose import Numbers, compose_blocks
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.scaled_codebook.tables import codes_of, numbers
 from ingot.core.floats import cast
@@ -75,4 +75,4 @@ def _rows(codes: Array, bits: int) -> Array:
 def _blocks(found: Rounded, kind: str) -> Array:
     own = found.scales if found.units is None else found.units
     least = found.zeros if found.zero_units is None else found.zero_units
-    return composed(kind, found.codes, Numbers(found.scales, found.zeros, own, least))
+    return compose_blocks(kind, found.codes, Numbers(found.scales, found.zeros, own, least))

@@ -86,7 +86,7 @@ def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: i
     rounded.units[:, groups] = found.d
     if found.minima is not None and rounded.zeros is not None and rounded.zero_units is not None:
         rounded.zeros[:, groups] = found.minima
-        rounded.zero_units[:, groups] = found.least
+        rounded.zero_units[:, groups] = found.dmin
 
 
 def _overflow(scales: str, row: int, column: int, way_out: str) -> CodecError:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.quantizers.test_rounding import factors, matrix
 
-from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
+from ingot.codecs.blocks.compose import Numbers, compose_blocks, numbers_of
 from ingot.codecs.table import CODECS
 from ingot.core import isa, native
 from ingot.errors import UnsupportedError, UsageError
@@ -70,7 +70,7 @@ def test_blocks_are_put_together_as_the_encoder_packs_them(kind: str) -> None:
     base = 0 if numbers.minima is None else np.repeat(numbers.minima, grid.group, axis=1)
     among = (values.reshape(weights.shape) - base) / np.where(spread != 0, spread, 1)
     codes = np.abs(grid.levels - among[..., None]).argmin(-1).astype(np.uint8)
-    made = composed(kind, codes, numbers)
+    made = compose_blocks(kind, codes, numbers)
     again = np.empty_like(values)
     native.kernels.ggml_decode(kind, made, None, again, "f32")
     assert np.array_equal(again, values)

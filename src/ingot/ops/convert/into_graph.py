@@ -9,7 +9,7 @@ from os import PathLike, fspath
 import numpy as np
 
 from ingot.codecs.affine.word_rows import rows_tensor
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.core.floats import FLOATS, cast
 from ingot.core.names import role_of
@@ -260,7 +260,7 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
         found = rows_tensor(tensor, WordsLayout.of(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
-        found = taken_apart(tensor)
+        found = unpack_blocks(tensor)
     if found is None or found.codec != AffineLayout.codec:
         return None
     layout = AffineLayout.of(found)

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from ingot.codecs.affine.windows import ComputedRows, Windows, computed_part
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.core.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.errors import UsageError
@@ -92,7 +92,7 @@ def _flipped(tensor: Tensor) -> Tensor | None:
     if tensor.codec == GgmlBlocksLayout.codec and isinstance(
         OWN.get(GgmlBlocksLayout.of(tensor).type), ScaledCodebookLayout
     ):
-        apart = taken_apart(tensor)
+        apart = unpack_blocks(tensor)
     if apart is None or apart.codec != ScaledCodebookLayout.codec:
         return None
     layout = ScaledCodebookLayout.of(apart)
