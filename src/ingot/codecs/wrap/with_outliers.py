@@ -15,7 +15,7 @@ import numpy as np
 
 from ingot.codecs.base import AddingReader, ChunkParts, Codec, Encoder, decode_by_rows, row_step
 from ingot.codecs.cast import cast
-from ingot.codecs.delta.base import added
+from ingot.codecs.delta.base import round_sum
 from ingot.codecs.dense.codec import require_part
 from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
@@ -103,7 +103,7 @@ class OutlierReader(AddingReader):
             else:
                 rest = np.empty(target.shape, np.float32)
                 self._inner.read_into(rest)
-                added(rest, old, target)
+                round_sum(rest, old, target)
             np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
 
     def skip(self, count: int) -> None:
