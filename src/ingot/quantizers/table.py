@@ -52,7 +52,7 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
 
 def _values(weights: Array, grid: Grid, importance: Array) -> Array:
     histogram = Histogram("f32", require_finite(weights, 0, weights.shape[1]))
-    histogram.take(weights, importance.astype(np.float64))
+    histogram.add(weights, importance.astype(np.float64))
     return entries_of(histogram.centroids(1 << grid.bits), "f16", "f16")[2]
 
 
