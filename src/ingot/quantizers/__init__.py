@@ -1,1 +1,1 @@
-"""Which numbers stand for a matrix: chosen by what the matrix multiplies. Codecs say how numbers are stored."""
+"""Quantizers: the choice of a matrix's codes and scales under its statistics. Codecs define how these are stored."""

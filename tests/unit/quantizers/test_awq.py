@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.quantizers.awq import EXPONENTS, Reader, candidates, losses
-from ingot.quantizers.choice import asked
+from ingot.quantizers.choice import parse_quantizer
 from ingot.quantizers.grid import Grid
 
 
@@ -60,14 +60,14 @@ def test_scales_serve_a_channel_that_is_much_larger() -> None:
     ("text", "rounding"), [("awq", "importance"), ("awq+gptq", "gptq"), ("awq+two-sided", "two-sided")]
 )
 def test_what_rounds_after_is_named(text: str, rounding: str) -> None:
-    found = asked(text, "affine", {})
+    found = parse_quantizer(text, "affine", {})
     assert found.scaled
     assert found.quantizer == rounding
-    assert not asked("gptq", "affine", {}).scaled
+    assert not parse_quantizer("gptq", "affine", {}).scaled
 
 
 @pytest.mark.parametrize("text", ["awq+", "awq+awq", "gptq+awq", "awq+rtn", "+gptq"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        asked(text, "affine", {})
+        parse_quantizer(text, "affine", {})
     assert refused.value.rule == "quantizer.option"

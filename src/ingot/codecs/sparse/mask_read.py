@@ -57,8 +57,8 @@ class AlignedBits:
         bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
         rows = bits.reshape(count, width)
         self._require_zeros(rows[:, self._cols :])
-        bits = rows[:, : self._cols].reshape(-1)
-        return bits
+        columns: Array = rows[:, : self._cols].reshape(-1)
+        return columns
 
     def _start_row(self, count: int) -> Array:
         """Return the next ``count`` bits of a row, one a byte; also skip its padding if they end the row."""

@@ -14,8 +14,8 @@ from ingot.ops.folding.rotate import Rotated, rotated
 from ingot.ops.folding.scale import ScaleFolding, Searched, scaled, scales
 from ingot.ops.folding.statistics import FoldedStatistics
 from ingot.ops.views.rounded import Known
-from ingot.quantizers.choice import Asked
-from ingot.quantizers.tensor import Knowing
+from ingot.quantizers.choice import QuantizerSpec
+from ingot.quantizers.tensor import StatisticsSource
 from ingot.recipes.recipe import Recipe, Rotate
 
 
@@ -61,7 +61,11 @@ def turned(view: Checkpoint, recipe: Recipe | None) -> Turned:
 
 
 def folded(
-    view: Checkpoint, recipe: Recipe, choices: Mapping[str, Asked], known: Callable[[], Knowing], said: str
+    view: Checkpoint,
+    recipe: Recipe,
+    choices: Mapping[str, QuantizerSpec],
+    known: Callable[[], StatisticsSource],
+    said: str,
 ) -> Folds:
     """Return a checkpoint with all folded in that a recipe asks for.
 
@@ -70,7 +74,7 @@ def folded(
     view : Checkpoint
         As it was opened.
     recipe : Recipe
-    choices : mapping of name to Asked
+    choices : mapping of name to QuantizerSpec
         What is rounded, under the names of the turned checkpoint.
     known : callable
         Returns the statistics of ``view``.
@@ -111,7 +115,7 @@ def _rotated(view: Checkpoint, asked: Rotate, graph: Graph, dtypes: Mapping[str,
     return rotated(view, graph, (asked.r1, asked.r2, asked.seed), dtypes)
 
 
-def _through(known: Callable[[], Knowing], first: Rotated) -> Known:
+def _through(known: Callable[[], StatisticsSource], first: Rotated) -> Known:
     return lambda: FoldedStatistics(known(), first.folding)
 
 

@@ -17,7 +17,7 @@ from ingot.ops.convert.options import ConvertOptions
 from ingot.ops.convert.plan import decide, layers_of
 from ingot.ops.rounded import few, outcome_lines
 from ingot.ops.views.rounded import Rounding, round_to
-from ingot.quantizers.choice import Asked, asked
+from ingot.quantizers.choice import QuantizerSpec, parse_quantizer
 from ingot.quantizers.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe
@@ -123,7 +123,7 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)
 
 
-def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:
+def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
     layer_count, found = layers_of(view), []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
@@ -142,7 +142,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = asked(choice.quantizer, choice.codec, choice.options)
+        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
         wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found

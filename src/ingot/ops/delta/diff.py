@@ -61,7 +61,7 @@ from ingot.ops.open import Source, weights_of
 from ingot.ops.options import AnyPath, is_elsewhere
 from ingot.ops.rounded import few, outcome_lines
 from ingot.ops.statistics import statistics_of_one
-from ingot.quantizers.tensor import seen
+from ingot.quantizers.tensor import has_statistics
 
 if TYPE_CHECKING:
     from ingot.engine.cluster.pool import Pool
@@ -394,6 +394,6 @@ class _Diff:
         names = [
             item.name
             for item in changed
-            if is_matrix(item.shape, item.dtype) and not seen(self._known, item.name, item.shape)
+            if is_matrix(item.shape, item.dtype) and not has_statistics(self._known, item.name, item.shape)
         ]
         return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []

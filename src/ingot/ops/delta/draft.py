@@ -42,7 +42,7 @@ from ingot.ops.delta.strategy import (
 )
 from ingot.ops.identity import tensor_digest
 from ingot.quantizers.encode import encoder_under
-from ingot.quantizers.tensor import Knowing, Outcome, seen
+from ingot.quantizers.tensor import Outcome, StatisticsSource, has_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Draft:
     strategy: str
     default: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    known: Knowing | None = None
+    known: StatisticsSource | None = None
     said: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict, compare=False)
 
@@ -115,7 +115,7 @@ class Draft:
         plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         ways = CALIBRATED.get(self.strategy, ())
         resized = base is not None and base.shape != tensor.shape  # statistics are of one of the two shapes
-        if plain == EXACT or not ways or resized or not seen(self.known, tensor.name, tensor.shape):
+        if plain == EXACT or not ways or resized or not has_statistics(self.known, tensor.name, tensor.shape):
             return plain
         return calibrated(ways, tensor.shape[-1])
 

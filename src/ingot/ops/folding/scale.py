@@ -16,10 +16,10 @@ from ingot.model.tensor import Array
 from ingot.ops.folding.families import RESIDUAL
 from ingot.ops.folding.fold import Told, changed_names, fold
 from ingot.ops.folding.graph import Graph, Site
-from ingot.quantizers.awq import MOST_ROWS, Reader, candidates, losses
+from ingot.quantizers.awq import MAX_ROWS, Reader, candidates, losses
 from ingot.quantizers.grid import Grid
-from ingot.quantizers.maps import Map, Scale
-from ingot.quantizers.tensor import Knowing
+from ingot.quantizers.maps import RepeatableMap, Scale
+from ingot.quantizers.tensor import StatisticsSource
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class ScaleFolding:
     checkpoint: Checkpoint
     graph: Graph
     grids: Mapping[str, Grid]
-    known: Callable[[], Knowing]
+    known: Callable[[], StatisticsSource]
     dtypes: Mapping[str, str]
     searched: Searched = field(default_factory=Searched)
     found: dict[str, _Once] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ScaleFolding:
     def touches(self, stream: str) -> bool:
         return scales(self.graph, self.grids, stream)
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         return self._once(stream).scale
 
     def norm(self, stream: str) -> Array:
@@ -92,7 +92,7 @@ class ScaleFolding:
             return None
         tried = candidates(np.mean(squares, 0))
         total = np.zeros(len(tried))
-        most = max(16, min(MOST_ROWS, 16 * MOST_ROWS // len(readers)))
+        most = max(16, min(MAX_ROWS, 16 * MAX_ROWS // len(readers)))
         for site, number in readers:
             go_on()
             reader = self._reader(site, number, most)
