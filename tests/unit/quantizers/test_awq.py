@@ -37,7 +37,7 @@ def test_losses_are_those_of_a_plain_computation() -> None:
     found = losses(reader, tried)
     assert found.shape == (20,)
     spread = np.tile(tried[10], 2)
-    assert (reader.spread(tried[10]) == spread).all()
+    assert (reader.expand(tried[10]) == spread).all()
     again = losses(
         Reader(weights * spread, Grid(4, 16), wide / np.outer(spread, spread), wide.diagonal() / spread**2, heavy),
         [np.ones(16, np.float32)],

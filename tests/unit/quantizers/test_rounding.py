@@ -175,13 +175,13 @@ def test_the_error_that_feedback_tells_is_that_of_what_it_gave(bits: int, act_or
     weights = matrix(40, 96, 6)
     options = {"bits": bits, "group": 32, "act_order": act_order}
     made = round_with(parse_quantizer("gptq", codec, options), weights, known)
-    told = [each.told for each in made if isinstance(each, Rounded) and each.told is not None]
+    told = [each.error_sums for each in made if isinstance(each, Rounded) and each.error_sums is not None]
     assert len(told) == len(made)
     error, whole = (sum(each[part] for each in told) for part in (0, 1))
     assert error / whole == pytest.approx(error_under(weights, values_of(made), known), rel=1e-4)
     assert whole == pytest.approx(np.vdot(weights.astype(np.float64), weights @ known.inputs), rel=1e-5)
     both = round_with(parse_quantizer("gptq", codec, options), weights, factors(40, 96, 5))
-    assert all(each.told is None for each in both if isinstance(each, Rounded))  # G is no part of it
+    assert all(each.error_sums is None for each in both if isinstance(each, Rounded))  # G is no part of it
 
 
 @pytest.mark.parametrize("outputs", [True, False])
