@@ -8,7 +8,7 @@ from __future__ import annotations
 from ingot.codecs.base import Codec
 from ingot.core.registry import Instances
 
-# Names of codecs whose layouts only their own families look into.
+# Codecs that other codecs and formats name, because they handle their layouts specially.
 FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
 DELTA_ROWS = "delta_rows"
 

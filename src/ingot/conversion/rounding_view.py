@@ -15,9 +15,9 @@ from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import WINDOW_PREFIX, Statistics
-from ingot.quantization.choice import Asked, asked
+from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import Knowing, Outcome
+from ingot.quantization.tensor import Outcome, StatisticsSource
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe, Rotate
 from ingot.stores.table import location_of
@@ -128,7 +128,7 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)
 
 
-def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:
+def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
     layer_count, found = layers_of(view), []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
@@ -147,7 +147,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = asked(choice.quantizer, choice.codec, choice.options)
+        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
         wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found
@@ -195,7 +195,11 @@ def turned(view: Checkpoint, recipe: Recipe | None) -> Turned:
 
 
 def folded(
-    view: Checkpoint, recipe: Recipe, choices: Mapping[str, Asked], known: Callable[[], Knowing], said: str
+    view: Checkpoint,
+    recipe: Recipe,
+    choices: Mapping[str, QuantizerSpec],
+    known: Callable[[], StatisticsSource],
+    said: str,
 ) -> Folds:
     """Return a checkpoint with all folded in that a recipe asks for.
 
@@ -204,7 +208,7 @@ def folded(
     view : Checkpoint
         As it was opened.
     recipe : Recipe
-    choices : mapping of name to Asked
+    choices : mapping of name to QuantizerSpec
         What is rounded, under the names of the turned checkpoint.
     known : callable
         Returns the statistics of ``view``.
@@ -245,7 +249,7 @@ def _rotated(view: Checkpoint, asked: Rotate, graph: Graph, dtypes: Mapping[str,
     return rotated(view, graph, (asked.r1, asked.r2, asked.seed), dtypes)
 
 
-def _through(known: Callable[[], Knowing], first: Rotated) -> Known:
+def _through(known: Callable[[], StatisticsSource], first: Rotated) -> Known:
     return lambda: FoldedStatistics(known(), first.folding)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 import numpy as np
 
 from ingot.artifacts.identity import tensor_digest
-from ingot.codecs.delta.sparse_patch import words
+from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.dtypes import DTYPES, file_bytes
 from ingot.core.runtime.progress import Progress
@@ -78,7 +78,7 @@ def changed(both: Both) -> int:
     matrix = matrix_of(first, other.codec)
     step = max(1, _COMPARED // max(matrix[1], 1))
     pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
-    return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
+    return sum(int(np.count_nonzero(as_unsigned(left) != as_unsigned(right))) for left, right in pairs)
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
@@ -104,7 +104,7 @@ def is_cast(both: Both) -> bool:
     start = 0
     for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
         count = window(start, start + len(new), shared)
-        if not np.array_equal(words(old[:count]), words(new[:count])):
+        if not np.array_equal(as_unsigned(old[:count]), as_unsigned(new[:count])):
             return False
         start += len(new)
     return True

@@ -86,9 +86,9 @@ class Repack(Step):
         repack = self.repack
         per_row = max(repack.memory, 1)
         most = room.budget if repack.again else min(cost.REPACK_BYTES, room.budget // room.slots)
-        count = max(1, (most - repack.held) // per_row // repack.step) * repack.step
+        count = max(1, (most - repack.extra_memory) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
-        return Chunking(repack.rows, 1, count, count * per_row + repack.held)
+        return Chunking(repack.rows, 1, count, count * per_row + repack.extra_memory)
 
     def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
         return _Repacking(shape, step=self)

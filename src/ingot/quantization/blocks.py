@@ -22,7 +22,7 @@ GRIDS: Mapping[str, Grid] = {
     "iq4_nl": Grid(4, 32, table=_IQ4),
     "iq4_xs": Grid(4, 32, table=_IQ4, nested=Nested("iq4_xs", -32, 31)),
 }
-"""By type; the columns of a matrix are whole blocks."""
+"""The grid of each block type; the columns of a matrix are a whole number of blocks."""
 
 AS_INTEGERS = ("q4_0", "q5_0", "q8_0")
-"""Types that are held as signed integers, which become blocks, or whatever else a container has for such integers."""
+"""Types that are stored as signed integers, which a container repacks as blocks or in another form for integers."""

@@ -38,12 +38,12 @@ def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
     Raises
     ------
     CodecError, IntegrityError
-        As ``PackedMatrix.of``.
+        As ``PackedMatrix.from_tensor``.
     """
     if not decodes_there(tensor, dtype, device):
         return None
     target: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    held = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
+    held = PackedWeight(PackedMatrix.from_tensor(tensor.private()), target).to(device)
     values = torch.empty(held.shape, dtype=target, device=device)
     rows, cols = held.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))
