@@ -14,15 +14,17 @@ Options = Mapping[str, Any]
 _E = TypeVar("_E", bound=BaseEncoder)
 
 
-def merged(options: Options, more: Options) -> dict[str, Any]:
-    """Return options with others in their place; those of an inner codec one by one."""
-    inner = {"options": merged(options.get("options", {}), more["options"])} if "options" in more else {}
+def merge_options(options: Options, more: Options) -> dict[str, Any]:
+    """Return ``options`` updated with ``more``; the options of an inner codec are merged one by one."""
+    inner = {"options": merge_options(options.get("options", {}), more["options"])} if "options" in more else {}
     return {**options, **more, **inner}
 
 
-def named(more: Mapping[str, Any]) -> str:
-    """Name types that were chosen: ``scales bf16``."""
-    return ", ".join(named(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items())
+def describe_types(more: Mapping[str, Any]) -> str:
+    """Return the chosen types as text: ``scales bf16``."""
+    return ", ".join(
+        describe_types(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items()
+    )
 
 
 def resolve_range(
@@ -63,7 +65,7 @@ def resolve_range(
             break
     more = encoder.wider_options()
     if more:
-        wide = make(merged(options, more))
+        wide = make(merge_options(options, more))
         if accepts(wide):
             return wide, more
     reason = encoder.underflow()

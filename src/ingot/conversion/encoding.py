@@ -11,7 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.range_probe import AUTO
 from ingot.codecs.resolve_range import RULE as UNDERFLOW
-from ingot.codecs.resolve_range import merged, named, resolve_range
+from ingot.codecs.resolve_range import describe_types, merge_options, resolve_range
 from ingot.codecs.table import CODECS, stored_exactly
 from ingot.conversion.candidates import first_values
 from ingot.conversion.ineffective_rules import weighs
@@ -138,14 +138,14 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
     )
     if more:
-        spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
+        spec, rule = specified(encoder), f"{rule} ({describe_types(more)}: small values)"
         if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
             return stays
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED
     if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
     return Encode(
-        tensor, spec, action, rule, exact, encoder=encoder, options=merged(options, more), keeps_weights=keeps
+        tensor, spec, action, rule, exact, encoder=encoder, options=merge_options(options, more), keeps_weights=keeps
     )
 
 

@@ -16,7 +16,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.model.statistics import WINDOW_PREFIX, Statistics
-from ingot.quantization.choice import Asked, asked
+from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
 from ingot.quantization.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
@@ -125,7 +125,7 @@ def round_weights(
     return View(round_to(folded, rounding), notes), rounding
 
 
-def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:
+def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
     layer_count, found = layers_of(view), []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
@@ -144,7 +144,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = asked(choice.quantizer, choice.codec, choice.options)
+        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
         wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found

@@ -59,7 +59,7 @@ from ingot.model.reading.limits import require_in_proportion
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import seen
+from ingot.quantization.tensor import has_statistics
 from ingot.stores.location import AnyPath, Location
 
 if TYPE_CHECKING:
@@ -396,6 +396,6 @@ class _Diff:
         names = [
             item.name
             for item in changed
-            if is_matrix(item.shape, item.dtype) and not seen(self._known, item.name, item.shape)
+            if is_matrix(item.shape, item.dtype) and not has_statistics(self._known, item.name, item.shape)
         ]
         return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []

@@ -84,9 +84,9 @@ class Repack(Step):
         repack = self.repack
         per_row = max(repack.memory, 1)
         most = budget.limit if repack.again else min(cost.REPACK_BYTES, budget.limit // budget.slots)
-        count = max(1, (most - repack.held) // per_row // repack.step) * repack.step
+        count = max(1, (most - repack.extra_memory) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
-        return ChunkPlan(repack.rows, 1, count, count * per_row + repack.held)
+        return ChunkPlan(repack.rows, 1, count, count * per_row + repack.extra_memory)
 
     def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
         return _Repacking(self, chunk_plan, watches, measured)

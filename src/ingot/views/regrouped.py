@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ingot.codecs.affine.regroup import regrouped
+from ingot.codecs.affine.regroup import split_groups
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout, Group
@@ -35,7 +35,7 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
     """
 
     def with_smaller_groups(name: str) -> Make:
-        return lambda: regrouped(checkpoint[name], groups[name])
+        return lambda: split_groups(checkpoint[name], groups[name])
 
     if not groups:
         return checkpoint

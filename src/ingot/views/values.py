@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.codecs.sparse.blocks import of_matrix
+from ingot.codecs.sparse.blocks import with_blocks_dropped
 from ingot.codecs.table import CODECS
 from ingot.core.bytes import checksums
 from ingot.core.numeric.blocks import Blocks
@@ -108,4 +108,4 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
         inner = decoded(
             tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns
         )
-    return replace(of_matrix(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)
+    return replace(with_blocks_dropped(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)

@@ -343,7 +343,7 @@ def test_what_cannot_stay_packed_is_decoded_where_nothing_else_is_there():
     odd.parts = {**odd.parts, "scales": stored((1, 1), bits=4, group=32).parts["scales"]}
     assert not stays_packed(odd)
     with pytest.raises(UnsupportedError) as caught:
-        PackedMatrix.of(odd)
+        PackedMatrix.from_tensor(odd)
     assert caught.value.rule == "matmul.layout"
     model = Model()
     before = model.inner[0].weight

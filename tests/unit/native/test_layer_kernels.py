@@ -20,7 +20,7 @@ HIDDEN, BETWEEN, HEADS, SHARED, WIDTH = 64, 96, 6, 2, 16
 def matrix(rows: int, cols: int, seed: int, group: int = 32) -> PackedMatrix:
     values = np.random.default_rng(seed).normal(size=(rows, cols)).astype("f4") / cols**0.5
     options = {"bits": 4, "group": group, "scales": "f16"}
-    return PackedMatrix.of(encode_tensor(AffineCodec(), values, options, dtype="f32"))
+    return PackedMatrix.from_tensor(encode_tensor(AffineCodec(), values, options, dtype="f32"))
 
 
 def product(weights: PackedMatrix, x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.codecs.delta.base import delta_codec
-from ingot.codecs.resolve_range import RULE, merged, resolve_range
+from ingot.codecs.resolve_range import RULE, merge_options, resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.plan import PlanRequest, plan_conversion
 from ingot.delta import diff as diffing
@@ -64,7 +64,7 @@ def test_small_values_are_kept_as_well_as_others(codec: str, options: dict[str, 
         array = normal(scale)
         more = chosen(codec, options, array)
         assert more
-        tensor = encode_tensor(CODECS[codec], array, merged(options, more), dtype="f32")
+        tensor = encode_tensor(CODECS[codec], array, merge_options(options, more), dtype="f32")
         assert error(array, tensor.numpy()) < 1.15 * wanted
 
 

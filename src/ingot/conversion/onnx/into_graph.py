@@ -11,7 +11,7 @@ import numpy as np
 from ingot.artifacts.attachments import no_attachment
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.affine.word_rows import rows_tensor
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.conversion.placement import as_stored
 from ingot.core.numeric.floats import FLOATS, cast
@@ -267,7 +267,7 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
         found = rows_tensor(tensor, WordsLayout.of(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
-        found = taken_apart(tensor)
+        found = unpack_blocks(tensor)
     if found is None or found.codec != AffineLayout.codec:
         return None
     layout = AffineLayout.of(found)

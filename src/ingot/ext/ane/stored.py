@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.sparse.mask_read import kept_elements
+from ingot.codecs.sparse.mask_read import read_mask
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.ext.ane.chips.bits import e4m3_numbers, unpack_lsb
@@ -48,7 +48,7 @@ def stored(tensor: Tensor, form: Form, decision: Decision) -> KernelWeight:
     inner, mask = form if form.inner is None else form.inner, None
     if form.kind == SPARSE:
         values = tensor.numpy("f16")
-        mask = kept_elements(tensor)
+        mask = read_mask(tensor)
         if form.inner is None:
             return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
     if inner.kind == PALETTE:

@@ -47,7 +47,7 @@ def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
     MissingExtraError
         torch is not installed.
     CodecError, IntegrityError
-        What ``PackedMatrix.of`` raises.
+        The errors of ``PackedMatrix.from_tensor``.
     """
     if not decodes_there(tensor, dtype, device):
         return None
@@ -55,7 +55,7 @@ def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
     from ingot.runtime.layers.packed_linear import PackedWeight
 
     target = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    weight = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
+    weight = PackedWeight(PackedMatrix.from_tensor(tensor.private()), target).to(device)
     values = torch.empty(weight.shape, dtype=target, device=device)
     rows, cols = weight.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))

@@ -252,7 +252,7 @@ class PackedLinear(PackedWeight):
             if self.rounding and self.matrix.rounds:
                 return self._from_codes(x, bias, self.matrix.int8_bits)
             alone = x.shape[0] <= _MOST_ALONE and getattr(_rows, "alone", False)
-            way = self.matrix.way(_NAMES[x.dtype], 1 if alone else x.shape[0])
+            way = self.matrix.choose_product(_NAMES[x.dtype], 1 if alone else x.shape[0])
             if way is not None:
                 return self._from_codes(x, bias, way)
         return self._in_blocks(x, None if bias is None else bias.to(x.dtype))

@@ -20,7 +20,7 @@ from ingot.model.part import Part, memory_part
 from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
 from ingot.model.reading.view import Verb, derived
 from ingot.model.tensor import Array, Tensor
-from ingot.quantization.maps import Map, Parts, Turning
+from ingot.quantization.maps import LinearMap, Parts, RepeatableMap
 from ingot.stores.temporary import TemporaryFolder
 from ingot.views.common import Make, mapping
 from ingot.views.folding.graph import Ends, Graph, Site
@@ -36,7 +36,7 @@ class Folding(Protocol):
         """Whether a stream is changed; asked before anything is read."""
         ...
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         """Return the map of a stream; None where it turns out to stay as it is."""
         ...
 
@@ -106,13 +106,13 @@ def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
     return [name for name, site in graph.sites.items() if _is_touched(site, touches)]
 
 
-def reading(folding: Folding, ends: Ends) -> Map | None:
+def reading(folding: Folding, ends: Ends) -> RepeatableMap | None:
     """Return the map of a matrix's inputs."""
     found = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
-    return found if found is None or ends.times == 1 else found.repeated(folding.graph.head_size, ends.times)
+    return found if found is None or ends.times == 1 else found.repeat(folding.graph.head_size, ends.times)
 
 
-def writing(folding: Folding, ends: Ends) -> Turning | None:
+def writing(folding: Folding, ends: Ends) -> LinearMap | None:
     """Return the map of a matrix's outputs."""
     pieces = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
     if len(pieces) == 1:

@@ -19,7 +19,7 @@ from ingot.model.reading.view import View
 from ingot.model.tensor import Array
 from ingot.naming.config import CONFIG
 from ingot.quantization.hadamard import LARGEST_SMALL, order_of, signs_of
-from ingot.quantization.maps import Chain, Map, Rotation, Scale
+from ingot.quantization.maps import Chain, RepeatableMap, Rotation, Scale
 from ingot.stores.temporary import TemporaryFolder
 from ingot.views.folding.families import HEAD, RESIDUAL, VALUE
 from ingot.views.folding.fold import Told, changed_names, fold
@@ -44,7 +44,7 @@ class RotationFolding:
             return self.residual is not None
         return self.value is not None and stream.endswith(f".{VALUE}")
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         if stream == RESIDUAL:
             return self.residual
         if stream not in self.graph.norms:
@@ -180,7 +180,7 @@ def _rotations(
             raise UnsupportedError(
                 f"expected as many value heads in every layer, found {sorted(sizes)} numbers", rule="fold.tensor"
             )
-        value = value.repeated(graph.head_size, sizes.pop() // graph.head_size)
+        value = value.repeat(graph.head_size, sizes.pop() // graph.head_size)
     return residual, value
 
 

@@ -133,7 +133,7 @@ def test_many_threads_decode_what_one_does() -> None:
     out = np.empty(source.shape, source.dtype)
     for workers in (0, 1, 3):
         out.view(np.uint16)[...] = 0
-        decode_chunks(params, arrays["planes"], arrays["sizes"], out, where="t", workers=workers)
+        decode_chunks(params, arrays["planes"], arrays["sizes"], out, location="t", workers=workers)
         assert bits(out) == bits(source)
 
 

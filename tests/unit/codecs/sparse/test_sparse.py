@@ -244,7 +244,7 @@ def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.Monke
     dense[2] = 1
     tensor = encode_tensor(CODECS[codec], dense, dtype="f32")
     for module in ("csr", "coo"):
-        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.PIECE", piece)
+        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.BATCH", piece)
     for attempt in all_ways(tensor):
         np.testing.assert_array_equal(attempt(), dense)
 
@@ -252,7 +252,7 @@ def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("piece", [1, 2, 100])
 def test_doubles_are_found_across_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("csr", "coo"):
-        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.PIECE", piece)
+        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.BATCH", piece)
     assert refused(coo([[0, 1, 0], [1, 1, 1]])) == "sparse_coo.duplicate"
     assert refused(csr([0, 3, 3, 3], [1, 2, 1])) == "sparse_csr.duplicate"
     unordered = coo([[2, 0, 1], [1, 3, 0]])

@@ -555,7 +555,7 @@ class TestWdelta:
         whole = ingot.diff(*pair, tmp_path / "whole.wdelta", strategy)
         packed = tmp_path / "packed.zt"
         ingot.convert(pair[0], packed, recipe="lossless")
-        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+        for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
         monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
         for base in (pair[0], packed):
@@ -566,7 +566,7 @@ class TestWdelta:
 
     @pytest.mark.parametrize("codec", ["delta_sparse", "delta_int4"])
     def test_what_chunks_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
-        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+        for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
         monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
         storages = {"model.layers.0.mlp.up_proj.weight": Storage(codec)}
