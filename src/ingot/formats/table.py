@@ -1,4 +1,4 @@
-"""The one table of formats. A new format of Ingot is a folder and a line here.
+"""The table of formats. A new format of Ingot is a folder and a line here.
 
 Plugins add formats by entry points in the group ``ingot.formats``.
 """
@@ -12,12 +12,12 @@ from ingot.formats.base import Format
 
 _SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
 _DIALECT = (".safetensors", ".safetensors.index.json")
-_PACKAGE = ".mlpackage"  # the end of a folder's name, in which a file is a sign
-_ARRAY = ".npy"  # may be weights, and may be anything that lies beside them
+_PACKAGE = ".mlpackage"  # suffix of a folder; its files identify the format
+_ARRAY = ".npy"  # may be weights or any other data
 _TORCH = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 
-# A format, where it is, and the signs without which it claims no file and no folder: the end of a name (in small
-# letters), or where in a file which bytes are. Only formats that one of the signs speaks for are imported and asked.
+# Each row: a format, its class, and its signs. A sign is a suffix (lower case), or magic bytes and their offset. A
+# format is imported only if a sign matches.
 _ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
     ("zt", "ingot.formats.zt.format:ZtFormat", (".zt", (0, b"ZTEN"))),
     ("zt2", "ingot.formats.zt2.format:Zt2Format", (".zt", (0, b"\x89ZT2"))),
@@ -50,39 +50,43 @@ _ENTRIES: tuple[tuple[str, str, tuple[str | tuple[int, bytes], ...]], ...] = (
 
 
 class Formats(Instances[Format]):
-    """The formats by name. A format of Ingot is imported if a sign speaks for it; the others have no signs.
+    """The formats by name. A format of Ingot is imported only if a sign matches; formats of plugins have no signs.
 
     Formats of plugins come last. Detection of a file reaches them only if no format of Ingot claims the file.
     """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
-        """Yield the formats that a file with this name and beginning may have."""
-        yield from self._of([name], head)
+        """Yield the formats that may apply to a file with this name and beginning."""
+        yield from self._candidates([name], head)
 
     def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
-        """Yield the formats that a folder with files of these names may be of."""
-        yield from self._of(names, b"")
+        """Yield the formats that may apply to a folder with files of these names."""
+        yield from self._candidates(names, b"")
 
     def of_plugins(self) -> Iterator[Format]:
         """Yield the formats of plugins."""
         yield from (format for _, format in self.available_plugins())
 
     def endings(self) -> tuple[str, ...]:
-        """Return the ends of names, in small letters, of files and folders with weights; imports no format that is
-        listed here."""
+        """Return the suffixes, in lower case, of files and folders with weights.
+
+        Does not import the formats that are listed here.
+        """
         signs = {sign for _, _, signs in _ENTRIES for sign in signs if isinstance(sign, str) and sign.startswith(".")}
         added = [self[key] for key in self._targets if key not in _SIGNS]
         added += self.of_plugins()
         suffixes = {suffix for format in added for suffix in format.suffixes}
         return tuple(sorted((signs | suffixes | {_PACKAGE}) - {_ARRAY}))
 
-    def _of(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
+    def _candidates(self, names: Sequence[str], head: bytes) -> Iterator[Format]:
         lower = [name.lower() for name in names]
         for key in self._targets:
             signs = _SIGNS.get(key, ("",))
             ends = tuple(sign for sign in signs if isinstance(sign, str))
             starts = [sign for sign in signs if not isinstance(sign, str)]
-            if any(name.endswith(ends) for name in lower) or any(head.startswith(sign, at) for at, sign in starts):
+            if any(name.endswith(ends) for name in lower) or any(
+                head.startswith(sign, offset) for offset, sign in starts
+            ):
                 yield self[key]
         yield from self.of_plugins()
 

@@ -11,11 +11,11 @@ PROMPT = "Once upon a time"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What was written: the folder, or the file, at ``path`` of this machine.
+class WrittenArtifact:
+    """A written artifact: the folder or file at ``path`` of this machine.
 
-    ``first`` is the path of its first weight file. ``generates`` tells whether there lies beside the weights what a
-    model needs that goes on with a text: config.json and a tokenizer.
+    ``first`` is the path of its first weight file. ``generates`` is true if ``config.json`` and a tokenizer are
+    present, so that a program can generate text.
     """
 
     path: str
@@ -26,5 +26,5 @@ class Made:
 
 
 def in_python(code: str, *texts: str) -> Sequence[str]:
-    """Return the command that runs one line of Python, with ``texts`` in it as literals, in place of each ``{}``."""
+    """Return the command that runs one line of Python, in which each ``{}`` becomes one of ``texts`` as a literal."""
     return "python", "-c", code.format(*(json.dumps(text, ensure_ascii=False) for text in texts))

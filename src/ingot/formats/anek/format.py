@@ -50,7 +50,7 @@ class AnekFormat(Format):
         units = [name for name in names if name.lower().endswith(SUFFIX) and not name.startswith(".")]
         return units[0] if len(units) == 1 else None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Every tensor: units are packed for a chip."""
         return _WRITTEN
 

@@ -14,7 +14,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
-from ingot.formats.usage import Made, in_python
+from ingot.formats.usage import WrittenArtifact, in_python
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
@@ -70,7 +70,7 @@ class CoremlFormat(Format):
         """Return the format for the program that is attached; errors as ``template_of``."""
         return CoremlFormat(template_of(attachments))
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Why no package, or not this one, can carry the tensor; None if it can."""
         if self._template is not None:
             return reason_against(self._template, self._sites.get(spec.name), spec)
@@ -123,6 +123,6 @@ class CoremlFormat(Format):
         """Start writing into the program that is attached; errors as ``CoremlWriter``."""
         return CoremlWriter(target, artifact)
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+    def commands(self, made: WrittenArtifact) -> Sequence[Sequence[str]]:
         """coremltools', on a Mac."""
         return [in_python("import coremltools; print(coremltools.models.MLModel({}))", made.path)]

@@ -15,7 +15,7 @@ from ingot.errors import CodecError
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.formats.numbers import packed_rows, unpacked_rows
+from ingot.formats.numbers import pack_rows, unpack_rows
 from ingot.model.layouts.base import Layout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
@@ -139,7 +139,7 @@ class Site:
 def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
     """Return numbers as they lie in a blob as an array of ``dtype``."""
     if type.dtype is None:
-        return unpacked_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
+        return unpack_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
     return from_file(np.frombuffer(data, np.uint8), type.dtype).astype(numpy_dtype(dtype))
 
 
@@ -166,5 +166,5 @@ def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Sh
             where=where,
         )
     if type.dtype is None:
-        return packed_rows(values.astype(np.int16).reshape(1, -1), type.bits)
+        return pack_rows(values.astype(np.int16).reshape(1, -1), type.bits)
     return as_file(first.astype(numpy_dtype(type.dtype)))

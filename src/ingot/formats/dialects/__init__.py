@@ -1,1 +1,1 @@
-"""Dialects of safetensors: folders in which other programs packed weights, as ``config.json`` says."""
+"""Packed folder formats: safetensors that other programs packed, as their ``config.json`` describes."""

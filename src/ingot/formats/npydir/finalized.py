@@ -47,7 +47,7 @@ class NpyFormat(Format):
         """Whether squish's sentinel ``.ready`` is there."""
         return store.exists(ARRAYS_READY)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Why a folder of arrays cannot carry the tensor; None if it can."""
         if spec.codec != DenseLayout.codec:
             return f"a .npy file holds values as they are, found codec {spec.codec}"
@@ -121,7 +121,7 @@ class NpyFormat(Format):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
         """Start writing; raises ``UnsupportedError`` ``npydir.carry`` for what ``refuses`` names."""
         for spec in artifact.tensors:
-            reason = self.refuses(spec)
+            reason = self.why_unsupported(spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="npydir.carry", where=spec.name)
         return NpyWriter(target, artifact.tensors)

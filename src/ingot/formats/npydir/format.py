@@ -41,7 +41,7 @@ class NpydirFormat(Format):
         """Whether ``tensors/.manifest_ready``, which is written last, is there."""
         return store.exists(READY)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Why a Squish directory cannot carry the tensor; None if it can."""
         return refusal(spec)
 

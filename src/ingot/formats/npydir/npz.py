@@ -43,7 +43,7 @@ class NpzFormat(Format):
         """The archive whose manifest lies beside it."""
         return next((name for name in names if name.endswith(SUFFIX) and set(manifests_of(name)) & set(names)), None)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Everything: there is no writer."""
         return _WHY
 

@@ -14,7 +14,7 @@ from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
 from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
 from ingot.formats.single import BySuffix
-from ingot.formats.usage import Made, in_python
+from ingot.formats.usage import WrittenArtifact, in_python
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import Target
@@ -57,7 +57,7 @@ class OnnxFormat(BySuffix):
         """Return the format for the graph that is attached; raises ``UnsupportedError`` ``onnx.no-graph``."""
         return OnnxFormat(template_of(attachments))
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Why no graph, or not this one, can have the tensor; None if it can."""
         if self._template is None:
             return reason_against(spec)
@@ -129,7 +129,7 @@ class OnnxFormat(BySuffix):
         """Start writing into the graph that is attached; errors as ``OnnxWriter``."""
         return OnnxWriter(target, name, artifact, options)
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
+    def commands(self, made: WrittenArtifact) -> Sequence[Sequence[str]]:
         """onnxruntime's: the names of what the graph takes."""
         names = "[each.name for each in onnxruntime.InferenceSession({}).get_inputs()]"
         return [in_python(f"import onnxruntime; print({names})", made.path)]

@@ -33,7 +33,7 @@ def read_model(store: Store, name: str) -> Catalog:
         unread=template.unread,
         attachments=Attachments(graph=template),
         details=partial(_details, template),
-        called={site.name: site.called for site in template.sites if site.called},
+        aliases={site.name: site.called for site in template.sites if site.called},
     )
 
 

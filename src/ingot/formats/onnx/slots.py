@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.core.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import CodecError
-from ingot.formats.numbers import packed_rows, unpacked_rows
+from ingot.formats.numbers import pack_rows, unpack_rows
 from ingot.formats.onnx.tensors import Constant
 from ingot.formats.onnx.types import OnnxType
 
@@ -47,7 +47,7 @@ class Points:
         return self.rows * -(-self.each * self.bits // 8)
 
     def to_part(self, data: bytes) -> bytes:
-        points = unpacked_rows(data, self.rows, self.each, self.bits, signed=self.signed)
+        points = unpack_rows(data, self.rows, self.each, self.bits, signed=self.signed)
         return bytes(file_bytes(points.reshape(-1).astype(numpy_dtype(self.dtype))))
 
     def to_stored(self, data: bytes, where: str) -> bytes:
@@ -61,7 +61,7 @@ class Points:
                 "scales",
                 where=where,
             )
-        return packed_rows(points.astype(np.int16).reshape(self.rows, self.each), self.bits)
+        return pack_rows(points.astype(np.int16).reshape(self.rows, self.each), self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray
     """Return a constant's numbers as f32."""
     data, type = read(constant), constant.type
     if type.integer and type.bits < 8:
-        values = unpacked_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
+        values = unpack_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
     else:
         values = from_file(np.frombuffer(data, np.uint8), type.dtype).astype(np.float32)
     return values.reshape(constant.dims)
@@ -227,7 +227,7 @@ class Same:
 
     def stored(self) -> bytes:
         """Return the bytes of the constant."""
-        return packed_rows(np.full((1, self.each), self.point, np.int16), self.bits) * self.rows
+        return pack_rows(np.full((1, self.each), self.point, np.int16), self.bits) * self.rows
 
 
 @dataclass(frozen=True, slots=True)

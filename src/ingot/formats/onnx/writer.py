@@ -33,7 +33,7 @@ def template_of(attachments: Attachments) -> Template:
 
 def model_size(name: str, artifact: Artifact, options: WriteOptions) -> int:
     """Return the bytes of all files of a model, from the specs alone; raises as ``Layout``."""
-    layout = Layout(template_of(artifact.attachments), name, artifact.tensors, beside=options.beside)
+    layout = Layout(template_of(artifact.attachments), name, artifact.tensors, beside=options.siblings)
     return layout.size + sum(layout.ends.values())
 
 
@@ -44,7 +44,7 @@ class OnnxWriter(FormatWriter):
         self._target, self._name = target, name
         self._order = Order(artifact.tensors, name)
         self._template = template_of(artifact.attachments)
-        self._layout = Layout(self._template, name, artifact.tensors, beside=options.beside)
+        self._layout = Layout(self._template, name, artifact.tensors, beside=options.siblings)
         self._current: TensorPlan | None = None
         self._held: dict[str, bytearray] = {}
         self._computed: dict[str, Part] = {}

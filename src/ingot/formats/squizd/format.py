@@ -42,7 +42,7 @@ class SquizdFormat(SingleFile):
         """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         return refusal(spec) or undescribed(spec) or (compacted(spec) if self.traits.full_size else None)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.core.checksums import fnv1a64
 from ingot.errors import FormatError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.foreign import TRUNCATED_HINT
 from ingot.formats.squizd.layout import (
     HEADER,
     INDEX_ENTRY,
@@ -44,7 +44,7 @@ def read_header(source: ByteSource) -> tuple[Header, Notes]:
     if source.size < HEADER:
         raise FormatError(
             "squizd.truncated",
-            f"expected a header of {HEADER} bytes, found {source.size} bytes; {CUT_OFF}",
+            f"expected a header of {HEADER} bytes, found {source.size} bytes; {TRUNCATED_HINT}",
             where=where,
         )
     header = Header.unpack(read_bytes(source, 0, HEADER))
@@ -128,7 +128,7 @@ def read_index(source: ByteSource, header: Header) -> tuple[LayerIndex, Notes]:
         raise FormatError(
             "squizd.truncated",
             f"expected a layer index of {header.layer_count} entries ({size} bytes) behind the header, found a file of "
-            f"{source.size} bytes; {CUT_OFF}",
+            f"{source.size} bytes; {TRUNCATED_HINT}",
             where=source.name,
         )
     index = LayerIndex(read_bytes(source, HEADER, size))
@@ -162,7 +162,7 @@ def _check_index(index: LayerIndex, source: ByteSource) -> None:
             raise FormatError(
                 "squizd.layer-out-of-bounds",
                 f"expected a block in the file of {source.size} bytes, found {entry.length} bytes at {entry.offset}; "
-                f"{CUT_OFF}",
+                f"{TRUNCATED_HINT}",
                 where=where,
             )
         if not entry.length:

@@ -55,7 +55,7 @@ class TorchFormat(Format):
         ]
         return matching[0] if len(matching) == 1 else None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Everything: there is no writer."""
         return _WHY
 

@@ -33,7 +33,7 @@ class WdeltaFormat(SingleFile):
         """As of any single file; none in a folder with whole weights."""
         return None if any(name.lower().endswith(_WEIGHTS) for name in names) else super().entry(names)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Everything but differences of the three codecs, uncompressed."""
         return refusal(spec)
 

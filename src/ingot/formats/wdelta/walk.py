@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.core.checked import MAX_RANK, element_count
 from ingot.errors import FormatError
-from ingot.formats.foreign import CUT_OFF
+from ingot.formats.foreign import TRUNCATED_HINT
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header
 from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size
@@ -58,7 +58,7 @@ class _Head:
         if len(piece) != size:
             raise FormatError(
                 "wdelta.record-out-of-bounds",
-                "expected the head of a record, found the end of the payload; " + CUT_OFF,
+                "expected the head of a record, found the end of the payload; " + TRUNCATED_HINT,
                 where=self._where,
             )
         self.position += size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ingot.core.config import CONFIG
 from ingot.engine.execute import Executed
-from ingot.formats.usage import PROMPT, Made, in_python
+from ingot.formats.usage import PROMPT, WrittenArtifact, in_python
 from ingot.model.lazy import as_many
 from ingot.ops.convert.plan import ConvertPlan
 from ingot.ops.destination import Destination
@@ -52,7 +52,7 @@ class SourceFacts:
 def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts) -> list[str]:
     """Return the commands that run what was made; one that checks it where nothing is known to."""
     path = _plain(place.location)
-    made = Made(
+    made = WrittenArtifact(
         path,
         path if not (place.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",
         place.directory,

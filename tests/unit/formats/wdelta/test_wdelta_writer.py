@@ -229,8 +229,8 @@ def _part(index: int, **changes: Any) -> Callable[[TensorSpec], TensorSpec]:
 )
 def test_what_the_format_cannot_carry_is_refused(change: Callable[[TensorSpec], TensorSpec]) -> None:
     spec = ITEMS[0][0]
-    assert FORMAT.refuses(spec) is None
-    assert FORMAT.refuses(change(spec))
+    assert FORMAT.why_unsupported(spec) is None
+    assert FORMAT.why_unsupported(change(spec))
     with pytest.raises(UnsupportedError) as caught:
         FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([change(spec)], metadata()), WriteOptions())
     assert caught.value.rule == "wdelta.unsupported"
