@@ -91,7 +91,7 @@ def test_a_whole_tensor_has_the_parts_of_its_spec(wrong: str) -> None:
 
 
 def test_the_digest_follows_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "_LEAST", 10)
+    monkeypatch.setattr(digest, "_MIN_STEP", 10)
     monkeypatch.setattr(digest, "_CHUNK", 333)
     writer = FORMAT.writer(
         LocalTarget(tmp_path), "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions()

@@ -226,12 +226,12 @@ def test_affine_integers_of_others(obj: Object, layout: AffineLayout | None) -> 
     else:
         assert found.attributes == layout.attributes()
         sizes = {spec.role: (spec.dtype, spec.length) for spec in layout.part_specs(tuple(obj.shape))}
-        assert all((made.dtype, made.nbytes) == sizes[role] for role, made in found.made.items())
+        assert all((made.dtype, made.nbytes) == sizes[role] for role, made in found.converted.items())
 
 
 def test_zero_points_that_no_float_is_are_refused() -> None:
     """Of integers that scales' type has not, once they are read."""
-    made = stored_form(group_object(grouped(32, 1, PLAIN), zeros=part("i32", 32))).made["zeros"]
+    made = stored_form(group_object(grouped(32, 1, PLAIN), zeros=part("i32", 32))).converted["zeros"]
     assert np.frombuffer(made.make(np.array([2048, -3], "<i4").tobytes()), "<f2").tolist() == [2048, -3]
     for value in (2049, 1 << 30, -(1 << 31)):
         with pytest.raises(IngotError) as caught:
