@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.formats.anek.header import seal, stated
+from ingot.formats.anek.header import seal, stored_digest
 from ingot.formats.anek.index import INDEX, Index
 from ingot.formats.anek.pack import KernelWeight, pack_unit
 from ingot.targets.ane.activation import ActivationLut
@@ -69,7 +69,7 @@ def corpus() -> dict[str, bytes]:
     files = {f"{name}.anek": data for name, data in units.items()}
     files["version-1.anek"] = first_version(units["palette4"])
     model = {"a.q.weight": "palette4", "a.k.weight": "sparse-palette4"}
-    named = {name: (f"{name}.anek", stated(units[unit])) for name, unit in model.items()}
+    named = {name: (f"{name}.anek", stored_digest(units[unit])) for name, unit in model.items()}
     files[f"model/{INDEX}"] = Index("m4", load_chip("m4").target, named, {"a.v.weight": "a reason"}).to_bytes()
     return {**files, **{f"model/{name}.anek": units[unit] for name, unit in model.items()}}
 

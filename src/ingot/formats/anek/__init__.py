@@ -1,1 +1,2 @@
-"""Kernel units of the Neural Engine, and folders of them, as `ingot kernel` writes them (spec/ane-kernels.md)."""
+"""Read and write kernel units of the Neural Engine, and folders of units as `ingot kernel` writes them
+(spec/ane-kernels.md)."""

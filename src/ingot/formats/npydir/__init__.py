@@ -1,1 +1,1 @@
-"""Squish directories: one ``.npy`` file per array, a manifest beside them (spec/npydir.md)."""
+"""Read and write Squish directories: one ``.npy`` file per array, and a manifest (spec/npydir.md)."""

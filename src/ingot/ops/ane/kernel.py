@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.core.options import takes
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.formats.anek.header import MAGIC, SECTIONS, aligned, groups, is_unit, stated
+from ingot.formats.anek.header import MAGIC, SECTIONS, align, groups, is_unit, stored_digest
 from ingot.formats.anek.index import INDEX, SUFFIX, Index
 from ingot.formats.anek.pack import pack_unit
 from ingot.formats.anek.unit import KernelUnit, read_unit
@@ -170,7 +170,7 @@ def pack_model(
                 continue
             file = quote(name, safe="._-") + SUFFIX
             _write(made, file, data)
-            units[name] = file, stated(data)
+            units[name] = file, stored_digest(data)
             reports.append(KernelReport(f"{out}/{file}", name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
@@ -315,7 +315,7 @@ def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
     starts: dict[int, int] = {}
     for index, (tile, _, _) in enumerate(groups(header)):
         starts.setdefault(tile, int(unit.records[index, 0]))
-    stops = [*list(starts.values())[1:], aligned(ends["weights"].length)]
+    stops = [*list(starts.values())[1:], align(ends["weights"].length)]
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
         path=location_of(path),

@@ -11,7 +11,7 @@ import numpy as np
 from ingot.codecs.sparse.mask_read import kept_elements
 from ingot.core.dtypes import numpy_dtype
 from ingot.errors import UsageError
-from ingot.formats.anek.header import MOST_UNITY
+from ingot.formats.anek.header import MAX_UNITY
 from ingot.formats.anek.pack import KernelWeight
 from ingot.model.tensor import Array, Tensor
 from ingot.targets.ane.bits import e4m3_numbers, unpack_lsb
@@ -127,7 +127,7 @@ def identity(weight: KernelWeight) -> KernelWeight:
         return weight
     square = weight.values.reshape(channels, channels)
     diagonal = square.diagonal()
-    if channels > MOST_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
+    if channels > MAX_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
         return weight
     return replace(weight, values=np.zeros(0, np.float16), scale=diagonal.copy(), unity=True)
 
