@@ -1,4 +1,4 @@
-"""The contract of a format: a reader that builds a catalog, a writer that takes parts as they come."""
+"""The contract of a format: a reader that builds a catalog, and a writer that receives the parts in order."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class Format(ABC):
         """
 
     def confirms(self, store: Store) -> bool:
-        """Return whether a folder is of this format whose names ``entry`` accepts; reads little.
+        """Return whether a folder whose file names ``entry`` accepted is of this format; reads at most headers.
 
         Called if ``traits.looks_inside`` is set.
         """
@@ -376,7 +376,8 @@ class Format(ABC):
         """Return a writer that creates the file ``name``; if the format shards, it chooses the name of the index."""
 
     def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
-        """Return how many bytes at the start of the file stay, and the bytes that follow them if it gets this receipt.
+        """Return the number of bytes at the start of the file that a receipt leaves unchanged, and the new bytes after
+        them.
 
         Called if ``traits.carries_receipt`` is set.
         """

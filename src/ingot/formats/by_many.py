@@ -14,7 +14,7 @@ BlobLocation = tuple[str, int, int]
 """The location of a part's stored bytes: file, offset, length."""
 
 Read = Callable[[str, int, memoryview], None]
-"""Reads bytes from an offset of a file into a buffer."""
+"""A function that reads bytes from an offset of a file into a buffer."""
 
 _CHUNK = 1 << 22
 

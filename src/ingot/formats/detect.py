@@ -132,7 +132,8 @@ def _describe(names: Sequence[str]) -> str:
 
 
 def _select_claims(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
-    """Return the claims without programs and variants that accompany the checkpoint that the user means."""
+    """Return the claims of formats without accompanying programs and variants; if one has a sentinel, only that
+    claim."""
     tiers = {name for format, _ in claims for name in format.traits.tiers}
     claims = [pair for pair in claims if pair[1] not in tiers]
     if len(claims) > 1:

@@ -11,7 +11,7 @@ from ingot.model.lazy import Made
 from ingot.model.ranges import is_distant, read_joined
 
 ReadHeader = Callable[[], Buffer]
-"""Returns the bytes of a header."""
+"""A function that returns the bytes of a header."""
 
 _SMALL = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Commands that run a written artifact, for the programs that a format is made for."""
+"""Commands that run a written artifact in the programs that read its format."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Header:
 
 
 def align(size: int, multiple: int = TILE) -> int:
-    """Return ``size`` rounded up to a multiple of ``to``."""
+    """Return ``size`` rounded up to a multiple of ``multiple``."""
     return -(-size // multiple) * multiple
 
 

@@ -273,7 +273,8 @@ class _WeightReader:
             )
 
     def _layout(self) -> tuple[Layout | None, dict[str, Part], str]:
-        """Return the layout of the values, codes or indices, the parts other than these, and the role of their part."""
+        """Return the layout (None if none fits), the other parts, and the role of the main part: values, codes or
+        indices."""
         header, unit_format, unit = self._header, self._format, self._unit
         scaled = header.sections["scale"].length > 0
         if unit_format.palette:

@@ -62,7 +62,7 @@ class Builder:
         return self._const(name, encode_blob(FP16, shape, MODEL_PATH + _WEIGHTS, offset), encode_type(FP16, shape))
 
     def constant(self, name: str, values: np.ndarray[Any, Any] | np.generic) -> str:
-        """Add float16 or int32 values in the program itself, which are no tensor."""
+        """Add float16 or int32 values in the program itself, which do not become a tensor."""
         array = np.asarray(values)
         type = _OF_DTYPE[array.dtype.name]
         data = array.astype(array.dtype.newbyteorder("<")).tobytes()

@@ -28,10 +28,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Numbers of an operation to be written: those of a part, or ``constant`` numbers.
-
-    ``spread`` is the shape of the part if its numbers must be converted, like in ``Slot``.
-    """
+    """Numbers to write for an operation: those of a part, or ``constant`` numbers."""
 
     key: str
     type: MilType

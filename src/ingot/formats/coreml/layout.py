@@ -288,7 +288,7 @@ class Layout:
         entry.offset, entry.reused = self.files[plan.file].take(entry.nbytes), False
 
     def remember(self, plan: TensorPlan) -> None:
-        """Let later arrays share those of a tensor whose offsets are assigned."""
+        """Let later arrays share blobs with the arrays of a tensor whose offsets are assigned."""
         for entry in plan.entries:
             if entry.share and entry.offset is not None:
                 self._shared.setdefault(entry.share, entry)

@@ -20,7 +20,7 @@ _MASKED = 30000.0  # below every score; in fp16, and exp(-30000) is 0
 
 
 def constant_name(tensor: str) -> str:
-    """Return the name of a tensor's constant: an identifier, like converters create it."""
+    """Return the name of a tensor's constant: an identifier, in the form that converters create."""
     return tensor.replace(".", "_")
 
 

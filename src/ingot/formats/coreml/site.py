@@ -106,7 +106,7 @@ class Site:
 
     @property
     def inline(self) -> bool:
-        """Whether its numbers are in the program itself, not in a weight file."""
+        """Whether the numbers are in the program itself, not in a weight file."""
         return self.first_offset == ("", 0)
 
     @property

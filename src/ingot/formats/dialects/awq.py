@@ -95,7 +95,7 @@ class AwqFormat(ColumnPackedFormat):
         return self.build_layer(entries, stem, shape, layout)
 
     def is_symmetric(self, quantization: Config) -> bool:
-        """Return whether all zero points are declared to be the middle one.
+        """Return whether all zero points are declared to equal the middle code.
 
         That is the case if ``zero_point`` is false, or missing while ``sym`` (the key of GPTQModel) is true.
         """

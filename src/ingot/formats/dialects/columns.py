@@ -78,7 +78,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
     method: ClassVar[str]  # value of ``quant_method`` and first part of the rules
     orders: ClassVar[bool] = False  # whether a file can assign each column to a group
     companions: ClassVar[tuple[str, ...]] = (QWEIGHT, QZEROS, QSCALES)
-    symmetric_key: ClassVar[str]  # key of config.json that states whether all zero points are the middle one
+    symmetric_key: ClassVar[str]  # key of config.json that states whether all zero points equal the middle code
 
     @property
     def rules(self) -> str:
@@ -161,7 +161,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return for each layer whether its zero points begin with the middle one.
+        """Return for each layer whether its zero points begin with the middle code.
 
         In a remote folder each read is a request, so that only some layers are read.
         """
@@ -170,14 +170,14 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     @abstractmethod
     def is_symmetric(self, quantization: Config) -> bool:
-        """Return whether the configuration declares that all zero points are the middle one."""
+        """Return whether the configuration declares that all zero points equal the middle code."""
 
     @abstractmethod
     def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
         """Return one row of packed middle zero points, u32, and a mask of its significant bits."""
 
     def has_middle_zeros(self, entries: Entries, layer: Layer, limit: int = _SAMPLE) -> bool:
-        """Return whether all zero points in the first ``limit`` bytes of a layer are the middle one."""
+        """Return whether all zero points in the first ``limit`` bytes of a layer equal the middle code."""
         part = entries[layer.parts[ZEROS]].parts[DATA]
         line, mask = self.middle_zeros(words_layout(layer), layer.shape)
         stored = np.empty(min(part.nbytes, limit) // 4 * 4, np.uint8)
@@ -272,7 +272,8 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     @abstractmethod
     def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
-        """Return a function that returns the packed zero points of a matrix of ``shape`` if all are the middle one."""
+        """Return a function that returns the packed zero points of a matrix of ``shape`` if all equal the middle
+        code."""
 
     def dense_layers(self, artifact: Artifact) -> list[str]:
         """Return the dense modules that loaders would otherwise expect to be packed."""
@@ -308,7 +309,7 @@ def rules_of(quantization: Config) -> Mapping[str, Config]:
 
 
 def no_rule_is_asymmetric(quantization: Config) -> bool:
-    """Return whether no rule in ``dynamic`` declares zero points other than the middle one."""
+    """Return whether no rule in ``dynamic`` declares zero points other than the middle code."""
     return all(rule.get("sym") in (None, True) for rule in rules_of(quantization).values())
 
 

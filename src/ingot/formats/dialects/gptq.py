@@ -83,7 +83,7 @@ class GptqFormat(ColumnPackedFormat):
         return super().why_layer_unsupported(spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqFormat:
-        """Return the format for the zero points of the layers: minus one (v1) if all are the middle one.
+        """Return the format for the zero points of the layers: minus one (v1) if all equal the middle code.
 
         Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
         """
@@ -294,7 +294,7 @@ def declared_format(quantization: Config) -> str:
 
 
 def _other_zero_points(layer: Layer) -> Layer | None:
-    """Return the layer with its zero points in the other one of v1 and v2; None in planes."""
+    """Return the layer with its zero points converted from v1 to v2 or from v2 to v1; None if codes are in planes."""
     layout = words_layout(layer)
     other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.form)
     return None if other is None else replace(layer, layout=replace(layout, form=other))

@@ -29,7 +29,8 @@ KEYS: Mapping[str, Key] = {
 
 
 class Mxfp4Format(WritablePackedFolderFormat):
-    """``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]): ``X`` is [..., in, out]."""
+    """Experts as ``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]); ``X`` is [...,
+    in, out]."""
 
     name = "mxfp4"
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"

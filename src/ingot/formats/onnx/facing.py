@@ -32,7 +32,7 @@ _MAX_STEPS = 64
 
 
 class OrientationFinder:
-    """A search for the orientation of matrices in a graph, from the use of their last two axes by its operators."""
+    """A finder of the orientation of matrices in a graph, from the use of their last two axes by its operators."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

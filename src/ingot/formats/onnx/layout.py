@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def outside(self) -> bool:
-        """Whether it was in a separate file."""
+        """Whether the existing constant was in a separate file."""
         return self.existing is not None and self.existing.external is not None
 
 

@@ -111,7 +111,7 @@ def find_sites(model: Model) -> ModelTensors:
 
 
 class _Finder:
-    """A search for the tensors of all graphs of a model."""
+    """A finder of the tensors of all graphs of a model."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

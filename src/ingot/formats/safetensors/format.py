@@ -1,4 +1,4 @@
-"""The safetensors format as the rest of Ingot sees it."""
+"""The format class of safetensors."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def unlisted_files(store: Store) -> frozenset[str]:
 
 
 def _require_room(store: Store, name: str, size: int) -> None:
-    """Refuse, before parsing, a large index that names more than the headers of the files in the folder can.
+    """Refuse, before parsing, a large index that names more tensors than the headers of the folder's files can.
 
     Every tensor is named in both. Apart from the name, an entry takes at most 300 bytes in an index and at least 50 in
     a header.

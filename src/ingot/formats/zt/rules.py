@@ -162,7 +162,8 @@ def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | No
 
 
 def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
-    """Check section 3: index parts are u64; indices and values agree; indptr has rows + 1, coords rank times nnz."""
+    """Check section 3: index parts are u64; indices and values agree; indptr has rows + 1 entries, coords have rank
+    * nnz."""
     for role in _INDEX_PARTS:
         part = obj.components.get(role)
         if part is not None and (part.dtype, part.type or "u64") != ("u64", "u64"):

@@ -1,4 +1,4 @@
-"""The forms of a tensor: in terms of Ingot's codecs, and in terms of a stored profile."""
+"""Descriptions of a tensor: as a codec of Ingot, and as a profile of the container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingot.formats.zt2.made import ConvertedPart
 
 
 class StoredForm(NamedTuple):
-    """A tensor in terms of Ingot's codecs.
+    """Description of a stored tensor as a codec of Ingot.
 
     ``roles`` maps roles of the file to roles of the codec, if they differ. ``types`` are (storage, logical) element
     types by role, if they differ from the file's. ``converted`` are parts by role that are converted from stored parts.
@@ -23,7 +23,7 @@ class StoredForm(NamedTuple):
 
 
 class WrittenForm(NamedTuple):
-    """A tensor in terms of a profile: its id and attributes.
+    """Description of a tensor as a profile: its id and attributes.
 
     ``roles`` maps roles of the codec to roles of the file, if they differ. ``types`` are the types in the file by role,
     if they differ from the defaults.

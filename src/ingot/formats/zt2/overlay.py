@@ -1,4 +1,4 @@
-"""Overlays (section 7.2): parts that another file contains byte for byte are referred to instead of stored.
+"""Overlays (section 7.2): an overlay refers to parts that another file contains byte for byte, instead of storing them.
 
 A base offers the blobs of its manifest, in its own file and in its shards. An overlay over an overlay refers to the
 files of both.
@@ -79,7 +79,7 @@ class OpenBase:
         return location in self._base.locations.get(length, ())
 
     def read(self, location: BaseLocation, start: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``start`` bytes after a location on."""
+        """Return ``length`` bytes that begin ``start`` bytes after a location."""
         data = bytearray(length)
         self._source(location.shard).readinto(location.offset + start, memoryview(data))
         return bytes(data)

@@ -47,7 +47,7 @@ def check_gguf(location: str, obj: Object) -> None:
 
 
 def read_gguf(obj: Object) -> StoredForm | None:
-    """Return the form in terms of the codec; None for an unknown type, or an unknown size of its blocks."""
+    """Return the tensor as a codec with its parts; None for an unknown type, or an unknown size of its blocks."""
     match, attributes = GGUF(obj.layout), dict(optional_value(obj.attributes) or {})
     block = TYPES.get(match[1]) if match else None
     constants = (attributes.pop(_ELEMENTS), attributes.pop(_BYTES))
@@ -59,7 +59,7 @@ def read_gguf(obj: Object) -> StoredForm | None:
 
 
 def write_gguf(spec: TensorSpec) -> WrittenForm:
-    """Return the form in terms of the profile of the block type."""
+    """Return the tensor as a profile: that of its block type."""
     layout = GgmlBlocksLayout.of(spec)
     constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
     return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})
@@ -83,7 +83,7 @@ def check_mx(location: str, obj: Object) -> None:
 
 
 def read_mx(obj: Object) -> StoredForm | None:
-    """Return the form in terms of the codec; None for unknown elements.
+    """Return the tensor as a codec with its parts; None for unknown elements.
 
     Blocks along the last axis are groups, along the second to last axis they are tiles of one column. Along other axes
     the scales are expanded to one for each element.
@@ -110,7 +110,7 @@ def _layout(values: str, grid: Group | Tiles, dtype: str) -> ScaledCodebookLayou
 
 
 def write_mx(spec: TensorSpec) -> WrittenForm | None:
-    """Return the form in terms of the profile, for small floats or i8 with exponents; None for other scaled
+    """Return the tensor as a profile if its codes are small floats, or i8 with exponents; None for other scaled
     codebooks."""
     layout, last = ScaledCodebookLayout.of(spec), len(spec.shape) - 1
     stored = {values: element_types for element_types, values in _VALUES.items()}.get(layout.values or "")

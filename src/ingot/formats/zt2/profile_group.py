@@ -140,10 +140,10 @@ def _require_count(location: str, obj: Object, role: str, counts: set[int]) -> N
 
 
 def read_group(obj: Object) -> StoredForm | None:
-    """Return the form in terms of the codec; None if the document is ambiguous.
+    """Return the tensor as a codec with its parts; None if the document is ambiguous.
 
-    That is the case for codes without a zero point that share a signed word, and for f32 factors that are used as
-    narrower factors.
+    The document is ambiguous for codes without a zero point that share a signed word, and for f32 factors that are used
+    as narrower factors.
     """
     attributes = dict(optional_value(obj.attributes) or {})
     bits, group, axis, packing, scale_form, point = (attributes.pop(key) for key in _KEYS)
@@ -283,9 +283,10 @@ def _zero_converter(obj: Object, layout: AffineLayout, count: int) -> Callable[[
 
 
 def write_group(spec: TensorSpec) -> WrittenForm | None:
-    """Return the form in terms of the profile; None if the profile cannot express the layout.
+    """Return the tensor as a profile; None if the profile cannot express the layout.
 
-    It has no offsets, no other numbers of bits, no shorter last group, no tiles, and no signed codes that share a byte.
+    The profile has no offsets, no other numbers of bits, no shorter last group, no tiles, and no signed codes that
+    share a byte.
     """
     layout, shape = _layout_of(spec), spec.shape
     if layout is None or not shape or not prod(shape) or layout.matrix is not None or layout.bits not in (2, 4, 8):

@@ -92,7 +92,7 @@ def check_profile(location: str, obj: Object) -> None:
 
 
 def stored_form(obj: Object) -> StoredForm:
-    """Return the form of a valid object in terms of the codecs."""
+    """Return the description of a valid object as a codec of Ingot."""
     attributes = obj.attributes if isinstance(obj.attributes, dict) else {}
     if obj.layout == DenseLayout.codec:
         return StoredForm(DenseLayout.codec, attributes)

@@ -69,7 +69,7 @@ def check_shards(name: str, shards: Mapping[str, Shard], sources: Mapping[str, B
 
 
 class _Finder:
-    """A search for the files of shards; the manifest and the digest of each candidate are read once."""
+    """A finder of the files of shards; the manifest and the digest of each candidate are read once."""
 
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
         self._store, self._name = store, name
