@@ -254,7 +254,7 @@ def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
         io=source.io,
     )
     checkpoint.attachments = attachments
-    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
+    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.aliases
     checkpoint.unread = source.catalog.unread
     checkpoint.reopen = reopen
     checkpoint.check_whole = source.require_whole
