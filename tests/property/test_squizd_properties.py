@@ -140,7 +140,7 @@ def carried(item: Item) -> bool:
         item.spec.name.encode()
     except UnicodeEncodeError:
         return False
-    return FORMAT.refuses(item.spec) is None
+    return FORMAT.why_unsupported(item.spec) is None
 
 
 @settings(deadline=None)

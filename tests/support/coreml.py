@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ingot.core.parsing.wire import bytes_field, map_entry, number_field
-from ingot.formats.coreml.blob import METADATA, aligned, header, metadata
+from ingot.formats.coreml.blob import METADATA, align, header, metadata
 from ingot.formats.coreml.mil import ATTRIBUTES, INPUTS, OUTPUTS, TYPE
 from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.values import encode_blob, encode_immediate, encode_text, encode_type
@@ -32,7 +32,7 @@ class Package:
     def blob(self, kind: str, shape: Shape, data: bytes) -> bytes:
         """Store numbers; return the Value that names them."""
         type = BY_NAME[kind]
-        offset = aligned(len(self.weights))
+        offset = align(len(self.weights))
         self.weights.extend(bytes(offset - len(self.weights)))
         self.weights += metadata(offset, type, prod(shape)) + data
         self.count += 1

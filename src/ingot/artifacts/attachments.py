@@ -193,7 +193,8 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
         target_place = destination(Location.parse(options.out), options.format)
         target = target_place.format
         tensors = {
-            name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
+            name: tensor if not target.why_unsupported(tensor.spec()) else tensor.numpy()
+            for name, tensor in draft.items()
         }
         save_planned(target_place, plan_tensors(target, tensors), {}, overwrite=options.overwrite)
     finally:

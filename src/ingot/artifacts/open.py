@@ -147,7 +147,7 @@ class Source(CheckpointSource):
             io=self.io,
             source=self,
             attachments=attachments,
-            aliases=catalog.called,
+            aliases=catalog.aliases,
             features=catalog.features,
             unread=catalog.unread,
         )

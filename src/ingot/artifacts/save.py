@@ -121,7 +121,7 @@ def plan_tensors(
         if item.name in attributes:
             item.params = _with_attributes(item, attributes[item.name])
         spec = item.spec()
-        reason = format.refuses(spec)
+        reason = format.why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(
                 f"{format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name

@@ -45,7 +45,7 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
     size = usual if shard is None else parse_size(shard)
     compact, beside = options.prune_compact, target.directory
     return WriteOptions(
-        digest=options.digest, max_shard=size, compact=compact, beside=beside, base=target.format.base_identity()
+        digest=options.digest, max_shard=size, compact=compact, siblings=beside, base=target.format.base_identity()
     )
 
 

@@ -202,7 +202,7 @@ class _Patch:
         return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
 
     def _checked(self, step: Step) -> Step:
-        reason = self._place.format.refuses(step.spec)
+        reason = self._place.format.why_unsupported(step.spec)
         if reason is not None:
             raise UnsupportedError(
                 f"{self._place.format.name} cannot carry this tensor: {reason}",

@@ -185,7 +185,7 @@ class Draft:
     def _checked(
         self, change: Change, step: Step, digest: str | None = None, rounded: Storage | None = None
     ) -> Drafted:
-        reason = FORMATS[self.container].refuses(step.spec)
+        reason = FORMATS[self.container].why_unsupported(step.spec)
         if reason is not None:
             raise refused(self.container, reason)
         return Drafted(change, step, digest, rounded)

@@ -17,7 +17,7 @@ from ingot.artifacts.companions import holds_a_model
 from ingot.core.numeric.floats import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
-from ingot.formats.gguf.metadata import ABOUT, carried, with_values
+from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
@@ -95,7 +95,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     pools, told = pooling.to_metadata(pooled, family, labels)
     notes += [*more, *told]
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
-    metadata = with_values(carried(kept), {**typed, **words, **pools, **companions.to_metadata(files)})
+    metadata = with_values(to_gguf_metadata(kept), {**typed, **words, **pools, **companions.to_metadata(files)})
     view = stacked(checkpoint, plan)
     if family.padded and POSITIONS in view:
         view, before = _behind_padding(view, config)

@@ -123,8 +123,10 @@ def test_a_conversion_chooses_and_says_so(small: Path) -> None:
 class _Halves(ZtFormat):
     """A container whose scales are f16."""
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return "its scales are f16" if any(part.dtype == "bf16" for part in spec.parts) else super().refuses(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        return (
+            "its scales are f16" if any(part.dtype == "bf16" for part in spec.parts) else super().why_unsupported(spec)
+        )
 
 
 def test_a_container_of_f16_scales_keeps_the_tensor_as_it_is(small: Path) -> None:

@@ -66,7 +66,7 @@ class Opened:
         """
         started = time.perf_counter()
         format = CoremlFormat().for_attachments(view.attachments)
-        recipe = _recipe([name for name in view if format.refuses(view[name].spec()) is None])
+        recipe = _recipe([name for name in view if format.why_unsupported(view[name].spec()) is None])
         plan = plan_conversion(view, CoremlFormat(), PlanRequest(recipe, allow_requantize=True))
         resources = Resources(execution.max_ram, None, Progress(plan.in_bytes, execution.progress))
         prepared = Prepared(self.source, view, plan, self.place, recipe)

@@ -17,7 +17,7 @@ from ingot.conversion.placement import as_stored
 from ingot.core.numeric.floats import FLOATS, cast
 from ingot.engine.steps import Move, Repack
 from ingot.errors import UsageError
-from ingot.formats.onnx.facing import AS_IT_LIES, INPUTS, OUTPUTS, Face
+from ingot.formats.onnx.facing import EITHER, INPUTS, OUTPUTS, Orientation
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
@@ -339,7 +339,7 @@ class Facing:
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat, pairs: Sequence[Pair]) -> None:
         self._checkpoint, self._graph, self._format = checkpoint, graph, format
-        self._told: dict[_Kind, set[Face]] = {}
+        self._told: dict[_Kind, set[Orientation]] = {}
         for pair in pairs:
             face = self._by_shape(pair)
             if face is not None and role_of(pair.tensor) not in ("head", "embedding"):
@@ -354,12 +354,12 @@ class Facing:
         if len(own) < 2 or own[-1] != own[-2] or own[-1] <= 1:
             return own != other
         wanted, graphs_own = self._format.face(pair.place), self._format.is_own(pair.tensor)
-        if wanted == AS_IT_LIES or (graphs_own and pair.tensor == pair.place):
+        if wanted == EITHER or (graphs_own and pair.tensor == pair.place):
             return False
         found = (self._format.face(pair.tensor) if graphs_own else None) or self._of_others(pair.tensor)
         return None if wanted is None or found is None else found != wanted
 
-    def _by_shape(self, pair: Pair) -> Face | None:
+    def _by_shape(self, pair: Pair) -> Orientation | None:
         """Return how a matrix lies in the checkpoint that is not square; None where that does not tell."""
         own, other = self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
         if len(own) < 2 or own[-1] == own[-2] or other not in (own, (*own[:-2], own[-1], own[-2])):
@@ -369,11 +369,11 @@ class Facing:
             return None
         return OUTPUTS if (own == other) == (face == OUTPUTS) else INPUTS
 
-    def _of_others(self, name: str) -> Face | None:
+    def _of_others(self, name: str) -> Orientation | None:
         """Return how a matrix lies as others tell that are not square; None where they do not, or not the same."""
         kind = _Kind.of(name)
         near = self._told.get(kind, set())
         if len(near) == 1 and role_of(name) not in ("head", "embedding"):
             return next(iter(near))
-        every = set[Face]().union(*(faces for other, faces in self._told.items() if other.word == kind.word))
+        every = set[Orientation]().union(*(faces for other, faces in self._told.items() if other.word == kind.word))
         return OUTPUTS if every == {OUTPUTS} else None

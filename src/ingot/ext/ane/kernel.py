@@ -18,7 +18,7 @@ from ingot.ext.ane.chips.chips import Chip, load_chip
 from ingot.ext.ane.chips.descriptor import slots, streams
 from ingot.ext.ane.chips.gates import Conditions, Decision, decide
 from ingot.ext.ane.chips.kernel_format import kernel_format
-from ingot.ext.ane.kernel_units.header import MAGIC, SECTIONS, aligned, groups, is_unit, stated
+from ingot.ext.ane.kernel_units.header import MAGIC, SECTIONS, align, groups, is_unit, stored_digest
 from ingot.ext.ane.kernel_units.index import INDEX, SUFFIX, Index
 from ingot.ext.ane.kernel_units.pack import pack_unit
 from ingot.ext.ane.kernel_units.unit import KernelUnit, read_unit
@@ -172,7 +172,7 @@ def pack_model(
                 continue
             file = quote(name, safe="._-") + SUFFIX
             _write(target, file, data)
-            units[name] = file, stated(data)
+            units[name] = file, stored_digest(data)
             reports.append(KernelReport(destination.child(file).display, name, known.name, form, decision, len(data)))
         if not reports:
             raise UsageError(
@@ -321,7 +321,7 @@ def inspect_kernel(path: AnyPath) -> UnitReport:
     starts: dict[int, int] = {}
     for index, (tile, _, _) in enumerate(groups(header)):
         starts.setdefault(tile, int(unit.records[index, 0]))
-    stops = [*list(starts.values())[1:], aligned(ends["weights"].length)]
+    stops = [*list(starts.values())[1:], align(ends["weights"].length)]
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
         path=location.display,

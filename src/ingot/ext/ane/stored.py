@@ -14,7 +14,7 @@ from ingot.errors import UsageError
 from ingot.ext.ane.chips.bits import e4m3_numbers, unpack_lsb
 from ingot.ext.ane.chips.form import BLOCKWISE, FP8, PALETTE, SPARSE, Form, run_of
 from ingot.ext.ane.chips.gates import Decision
-from ingot.ext.ane.kernel_units.header import MOST_UNITY
+from ingot.ext.ane.kernel_units.header import MAX_UNITY
 from ingot.ext.ane.kernel_units.pack import KernelWeight
 from ingot.model.tensor import Array, Tensor
 
@@ -127,7 +127,7 @@ def identity(weight: KernelWeight) -> KernelWeight:
         return weight
     square = weight.values.reshape(channels, channels)
     diagonal = square.diagonal()
-    if channels > MOST_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
+    if channels > MAX_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
         return weight
     return replace(weight, values=np.zeros(0, np.float16), scale=diagonal.copy(), unity=True)
 

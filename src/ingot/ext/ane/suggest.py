@@ -186,7 +186,7 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Forma
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
     except IngotError:
         return None
-    if program is not None and program.refuses(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
+    if program is not None and program.why_unsupported(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
     if codec == MaskLayout.codec:  # how many are kept is known after a fit pass
         kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)

@@ -1,4 +1,4 @@
-"""One constant of a program: a tensor's codec and parts, and where the program names the parts' bytes."""
+"""A constant of a program: a tensor's codec and parts, and the references to the parts' bytes in the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations are no tensor; readers list it, callers never see it."""
+    """The reason why operations are no tensor; readers list it. Internal to this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,15 +34,15 @@ class Expression:
     type, dims : MilType, tuple of int
         Element type and shape.
     value : Value or None
-        The stored value; None for a computed one.
+        The stored value; None for a computed value.
     operands : mapping of str to Expression
         The inputs of the operation by their keys.
     compute : callable or None
-        Returns the values for the values of ``operands``.
-    where : str
-        For messages.
+        Returns the values, given the values of ``operands``.
+    location : str
+        Location in error messages.
     level : int
-        How many operations lie between the stored values and this one.
+        Number of operations between the stored values and this expression.
     """
 
     type: MilType
@@ -50,21 +50,21 @@ class Expression:
     value: Value | None = None
     operands: Mapping[str, Expression] = field(default_factory=dict)
     compute: Callable[[Mapping[str, Array]], Array] | None = None
-    where: str = ""
+    location: str = ""
     level: int = 0
 
     @property
     def stored(self) -> int:
-        """Bytes of the stored values that this one is computed from."""
+        """Number of bytes of the stored values that this expression is computed from."""
         return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that computing takes, at most."""
+        """Maximum bytes of memory for the computation."""
         return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
 
     def _parts(self) -> Iterable[Expression]:
-        """Return this expression and all that it is computed from, each once."""
+        """Return this expression and all expressions that it is computed from, each once."""
         parts: dict[int, Expression] = {}
         waiting = [self]
         while waiting:
@@ -75,9 +75,9 @@ class Expression:
         return parts.values()
 
     def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
-        """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
+        """Return the values; integers of less than a byte as int8 or uint8. ``done`` caches computed values.
 
-        Raises ``FormatError`` ``coreml.operation`` where the stored numbers contradict each other.
+        Raises ``FormatError`` ``coreml.operation`` if the stored numbers contradict each other.
         """
         done = {} if done is None else done
         if id(self) in done:
@@ -94,7 +94,7 @@ class Expression:
             raise FormatError(
                 "coreml.operation",
                 f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
-                where=self.where,
+                where=self.location,
             )
         done[id(self)] = result
         return result
@@ -106,20 +106,20 @@ def _array_dtype(type: MilType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The stored numbers behind one part.
+    """The stored numbers of a part.
 
     Parameters
     ----------
     values : tuple of Value
-        All places of the program that name them: more than one only for a mask that is bound twice, none for numbers
-        that the program computes.
+        All references to them in the program: more than one only for a mask that is bound twice, none for computed
+        numbers.
     type, dims : MilType, tuple of int
-        As the program declares them.
+        Type and shape that the program declares.
     dtype : str
         Storage type of the part.
     spread : tuple of int or None
-        The part holds the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec keeps as
-        floats, and one scale for several palettes. None where the part's bytes are those that are stored.
+        If set, the part contains the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec
+        stores as floats, and one scale for several palettes. None if the part's bytes are the stored bytes.
     computed : Expression or None
         The numbers, if the program computes them from others.
     """
@@ -138,18 +138,18 @@ class Slot:
 
     @property
     def stored(self) -> int:
-        """Bytes in the program or weight file."""
+        """Number of bytes in the program or weight file."""
         if self.computed is not None:
             return self.computed.stored
         return self.type.nbytes(self.count)
 
     @property
     def length(self) -> int:
-        """Bytes of the part."""
+        """Number of bytes of the part."""
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
-        """Return stored bytes as the part has them."""
+        """Return the bytes of the part for stored bytes."""
         if self.spread is None:
             return data
         numbers = to_numbers(data, self.type, self.count, self.dtype).reshape(self.dims)
@@ -158,10 +158,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One tensor and the operations that make it.
+    """A tensor and the operations that compute it.
 
-    ``operations`` end with the one whose output it is; those before it feed nothing else. ``shared`` are operations
-    that feed the tensor and something else. ``feeds`` tells whether other tensors are computed from this one.
+    ``operations`` end with the operation whose output it is; the operations before it feed nothing else. ``shared`` are
+    operations that also feed something else. ``feeds`` is true if other tensors are computed from this tensor.
     """
 
     name: str
@@ -179,23 +179,23 @@ class Site:
 
     @property
     def inline(self) -> bool:
-        """Whether its numbers stand in the program itself, not in a weight file."""
+        """Whether the numbers are in the program itself, not in a weight file."""
         return self.first_offset == ("", 0)
 
     @property
     def first_offset(self) -> tuple[str, int]:
-        """File and offset of the first of the blobs that nothing else uses."""
+        """File and offset of the first blob that nothing else uses."""
         values = (value for operation in self.operations for value in operation.values)
         return min(((value.blob.file, value.blob.offset) for value in values if value.blob), default=("", 0))
 
     def is_fixed(self, slot: Slot) -> bool:
-        """Whether a slot's numbers stay as the program has them: it computes them, or other constants use them too."""
+        """Return whether a slot's numbers must stay unchanged: they are computed, or other constants use them too."""
         values = {id(value) for operation in self.shared for value in operation.values}
         return slot.computed is not None or any(id(value) in values for value in slot.values)
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
-        """Roles and places of its blobs: two constants with the same are stored once."""
+        """Roles and offsets of its blobs: constants with equal values of this property are stored once."""
         shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob if slot.values else None
@@ -204,6 +204,6 @@ class Site:
         return tuple(sorted(shared))
 
     def spec(self) -> TensorSpec:
-        """What a writer is told of the tensor where it is kept as it is stored."""
+        """Return the spec of the tensor as it is stored."""
         parts = tuple(PartSpec(role, slot.dtype, slot.length) for role, slot in self.slots.items())
         return TensorSpec(self.name, self.shape, self.dtype, self.layout.codec, parts, self.layout.attributes())

@@ -13,7 +13,7 @@ from ingot.errors import CodecError
 from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.formats.shared.numbers import packed_rows, unpacked_rows
+from ingot.formats.shared.numbers import pack_rows, unpack_rows
 from ingot.model.part import memory_part
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Array
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Weights:
-    """The weight files of a package, opened when they are first named."""
+    """The weight files of a package, opened when they are first referred to."""
 
     def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
         self._open = open_file
@@ -30,18 +30,18 @@ class Weights:
         self._located: dict[Value, Blob] = {}
 
     def file(self, value: Value) -> BlobFile:
-        """Return the file that a value's blob lies in."""
+        """Return the file that contains a value's blob."""
         assert value.blob is not None
         name = value.blob.file
         if name not in self.files:
-            self.files[name] = self._open(name, value.where)
+            self.files[name] = self._open(name, value.location)
         return self.files[name]
 
     def locate(self, value: Value) -> tuple[BlobFile, Blob]:
-        """Return where a value's blob lies; errors as ``BlobFile.blob``."""
+        """Return the location of a value's blob; raises the errors of ``BlobFile.blob``."""
         assert value.blob is not None
         type, dims = value.shaped()
-        count = element_count(dims, "coreml.value", value.where)
+        count = element_count(dims, "coreml.value", value.location)
         file = self.file(value)
         if value not in self._located:
             self._located[value] = file.blob(value.blob.offset, type, count)
@@ -55,45 +55,46 @@ class Weights:
         return read_bytes(file.source, blob.offset, blob.length)
 
     def check(self, value: Value) -> None:
-        """Validate where a value's numbers lie, and the bits behind the last of them."""
+        """Check the location of a value's numbers, and the padding bits after the last number."""
         if value.blob is not None:
             self.locate(value)
             return
         type, dims = value.shaped()
-        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.where) * type.bits % 8
+        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.location) * type.bits % 8
         if spare and data:
-            check_last_byte(data[-1], spare, value.where)
+            check_last_byte(data[-1], spare, value.location)
 
 
 def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
-    """Return numbers as they lie in a blob as an array of ``dtype``."""
+    """Return the numbers of a blob as an array of ``dtype``."""
     if type.dtype is None:
-        return unpacked_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
+        return unpack_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
     return from_file(np.frombuffer(data, np.uint8), type.dtype).astype(numpy_dtype(dtype))
 
 
 def as_file(array: Array) -> bytes:
-    """Return an array's bytes as they lie in a file."""
+    """Return an array's bytes in file order."""
     return bytes(memory_part(array, dtype_of(array.dtype).name).view())
 
 
-def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, where: str) -> bytes:
-    """Return a part's numbers, [spread] of ``dtype``, as they lie in a blob of ``type`` and ``dims``.
+def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, location: str) -> bytes:
+    """Return a part's numbers, [spread] of ``dtype``, in the encoding of a blob of ``type`` and ``dims``.
 
     Raises ``CodecError`` ``coreml.zero-point``.
     """
     numbers = from_file(np.frombuffer(data, np.uint8), dtype).reshape(spread)
     first = numbers[tuple(slice(0, size) for size in dims)] if len(dims) == len(spread) else numbers.reshape(dims)
     values = first.astype(np.float64)
-    whole = type.integer
+    is_integer = type.integer
     low, high = (-(1 << (type.bits - 1)) if type.signed else 0), (1 << (type.bits - type.signed)) - 1
     same = bool((np.broadcast_to(first, spread) == numbers).all()) if len(dims) == len(spread) else True
-    if not same or (whole and not bool(((values == np.rint(values)) & (values >= low) & (values <= high)).all())):
+    if not same or (is_integer and not bool(((values == np.rint(values)) & (values >= low) & (values <= high)).all())):
         raise CodecError(
             "coreml.zero-point",
-            f"expected numbers that {type.name} of shape {list(dims)} can hold, found others; choose symmetric scales",
-            where=where,
+            f"expected numbers that fit {type.name} of shape {list(dims)}, found other numbers; choose symmetric "
+            "scales",
+            where=location,
         )
     if type.dtype is None:
-        return packed_rows(values.astype(np.int16).reshape(1, -1), type.bits)
+        return pack_rows(values.astype(np.int16).reshape(1, -1), type.bits)
     return as_file(first.astype(numpy_dtype(type.dtype)))

@@ -246,7 +246,7 @@ def packed_form(tensor: Tensor) -> Repacked | None:
         loaded = replace(layout, dtype=layout.scales)  # MLX computes in the type of the scales
         parts, params = layout.part_specs(tensor.shape), loaded.attributes()
         spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)
-        if mlx_layers.refusal(spec) is None and (found := codec.repack(tensor, layout)).exact:
+        if mlx_layers.why_integers_unsupported(spec) is None and (found := codec.repack(tensor, layout)).exact:
             return found
     return None
 

@@ -23,7 +23,7 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import ENCODED, Encode
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.squish.npydir import sidecar
-from ingot.ext.squish.npydir.added import AddedForms, changed_sidecar
+from ingot.ext.squish.npydir.added import AddedForms, encode_sidecar_without
 from ingot.ext.squish.npydir.format import NpydirFormat
 from ingot.ext.squish.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
 from ingot.ext.squish.npydir.sidecar import Sidecar
@@ -311,6 +311,6 @@ def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
     stated = _sidecar(directory)
     if stated is not None:
         manifest = directory.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
-        directory.write(SIDECAR, changed_sidecar(stated, manifest, dict.fromkeys(keys, _INT8)))
+        directory.write(SIDECAR, encode_sidecar_without(stated, manifest, dict.fromkeys(keys, _INT8)))
     for suffix in _INT8:
         directory.remove(*(file_of(key, suffix) for key in keys.values()))
