@@ -33,7 +33,7 @@ Case = tuple[str, int, Callable[[], Any]]
 
 
 def casts(rng: np.random.Generator) -> Iterator[Case]:
-    from ingot.core.numeric.floats import cast, cast_into
+    from ingot.core.numeric.dtypes import cast, cast_into
 
     wide = rng.normal(0, 1, COUNT).astype(np.float32)
     for source, dtype in (("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f32"), ("bf16", "f16")):
@@ -81,8 +81,7 @@ def scaled(rng: np.random.Generator) -> Iterator[Case]:
 def affine(rng: np.random.Generator) -> Iterator[Case]:
     from ingot.codecs.affine.codec import AffineCodec
     from ingot.codecs.affine.rows import decode_rows
-    from ingot.core.numeric.dtypes import numpy_dtype
-    from ingot.core.numeric.floats import as_bits
+    from ingot.core.numeric.dtypes import as_bits, numpy_dtype
     from ingot.core.runtime import native
     from ingot.model.layouts.affine import AffineLayout
     from ingot.testing.codecs import encode_tensor

@@ -32,8 +32,7 @@ from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.codecs.scaled_codebook.decode import Held, decoder_of
 from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.core.bytes import checksums
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, cast, cast_into
+from ingot.core.numeric.dtypes import as_bits, cast, cast_into, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.core.runtime import isa, native
 from ingot.model.layouts.affine import AffineLayout

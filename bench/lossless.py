@@ -27,8 +27,7 @@ from zipnn import ZipNN
 import ingot
 from ingot.codecs.base import Codec
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast, numpy_dtype
 from ingot.core.runtime import isa
 
 Row = dict[str, Any]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import ingot
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 
 STRATEGIES = ("int4", "quantized", "sparse")
 SIDE = 4096

@@ -28,7 +28,7 @@ from clock import turns
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.bytes import checksums
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
 

@@ -29,8 +29,7 @@ import numpy as np
 from patch import index_shards
 
 import ingot
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast, numpy_dtype
 
 STRATEGIES = ("int4", "sparse", "quantized")
 SHAPES = ((4096, 4096), (4096, 4096), (11008, 4096), (4096, 4096))

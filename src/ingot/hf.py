@@ -12,7 +12,7 @@ Raises ``MissingExtraError`` where torch or transformers is not installed.
 
 from __future__ import annotations
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.runtime.loading.serving import KV_CACHES, PACKED
 
 EXTRA = "transformers"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import IngotError
 
 EXTRA = "eval"

@@ -19,8 +19,7 @@ from ingot.artifacts.open import with_decoders
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.onnx.format import OnnxFormat
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Artifact, Attachments
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore
 

@@ -22,7 +22,7 @@ import atheris
 from ingot.codecs.table import CODECS
 from ingot.errors import IngotError
 from ingot.formats.wdelta.digest import check_digest
-from ingot.formats.wdelta.reader import read_catalog
+from ingot.formats.wdelta.format import read_catalog
 from ingot.model.bytesource import MemorySource
 from tests.support.wdelta import Made, Record, int4, quantized, sparse, wdelta_file
 

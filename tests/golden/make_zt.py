@@ -456,7 +456,7 @@ def expected(data: bytes) -> dict[str, Any]:
     from ingot.core.bytes.encodings import ENCODINGS
     from ingot.formats.zt.reader import read_catalog
     from ingot.model.bytesource import MemorySource
-    from ingot.model.layouts.ids import file_id
+    from ingot.model.layouts.base import file_id
 
     catalog = read_catalog(MemorySource(data, "file"))
     tensors = {}

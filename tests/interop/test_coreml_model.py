@@ -14,7 +14,7 @@ import pytest
 import ingot
 from ingot.conversion.coreml.model import extract_model
 from ingot.demo.llama import Llama
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 

@@ -19,7 +19,7 @@ from ingot.errors import IntegrityError
 from ingot.formats.base import Catalog
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.writer import ZtWriter
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.local import LocalStore, LocalTarget
 from ingot.testing.formats import Item, feed

@@ -40,7 +40,6 @@ def test_references_know_no_codec_and_no_kernel(path: Path) -> None:
     ours = {module for module in imported(path) if module.partition(".")[0] == "ingot"}
     assert ours <= {
         "ingot.core.numeric.dtypes",
-        "ingot.core.numeric.floats",
         "ingot.codecs.blocks.grids",
         "ingot.model.tensor",
     }

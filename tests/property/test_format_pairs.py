@@ -18,7 +18,7 @@ import pytest
 import ingot
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.testing.values import random_bits
 from tests.support.strategies import WHOLE_BYTE_DTYPES
 

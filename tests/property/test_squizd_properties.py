@@ -19,7 +19,7 @@ from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, dense, feed

@@ -15,8 +15,7 @@ from ingot.core.runtime import native
 from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.wdelta.digest import check_digest
-from ingot.formats.wdelta.format import WdeltaFormat
-from ingot.formats.wdelta.reader import read_catalog
+from ingot.formats.wdelta.format import WdeltaFormat, read_catalog
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.delta import Change, DeltaInfo, Identity

@@ -21,7 +21,7 @@ from ingot.delta.apply import apply_delta
 from ingot.delta.strategy import Storage
 from ingot.errors import IngotError
 from ingot.ext.ane.kernel import pack_model
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MAGIC, Footer, align
 from ingot.inspect.verify import examine
 from ingot.model.checkpoint import Checkpoint

@@ -17,18 +17,18 @@ import numpy as np
 from ingot.artifacts.destination import STEM, Destination
 from ingot.codecs.base import IN_F32
 from ingot.codecs.table import CODECS
-from ingot.conversion.notes import equality
 from ingot.conversion.onnx.into_graph import into_graph
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.placement import as_stored
 from ingot.conversion.prepare_source import prepare_source
+from ingot.conversion.report import equality
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
 from ingot.formats.base import Format
+from ingot.formats.detect import FORMATS
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
-from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
 from ingot.model.layouts.alternatives import CODEBOOKS, OWN

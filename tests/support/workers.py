@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.cluster import messages
 from ingot.cluster.messages import Answer, WorkerLostError
-from ingot.cluster.task_types import TASK_TYPES
+from ingot.cluster.tasks import TASK_TYPES
 from ingot.cluster.worker import answer
 from ingot.errors import INGOT_VERSION
 

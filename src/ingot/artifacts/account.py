@@ -8,7 +8,7 @@ from ingot.artifacts.attachments import KINDS, WITH_WEIGHTS
 from ingot.formats.base import Format
 from ingot.model.account import Account, Omission, settle
 from ingot.model.checkpoint import Checkpoint
-from ingot.recipes.patterns import Patterns
+from ingot.recipes.recipe import Patterns
 
 _NOT_WRITTEN = "nothing in the result is made of it"
 

@@ -13,8 +13,8 @@ from os import fspath
 from typing import Any
 
 from ingot.errors import IngotError
+from ingot.formats.detect import FORMATS
 from ingot.formats.shared.foreign import WEIGHT_SUFFIXES
-from ingot.formats.table import FORMATS
 from ingot.model.bytesource import Target
 from ingot.model.receipt import SUFFIX as RECEIPTS
 from ingot.model.seal import SUFFIX as SEALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import OVERWRITE, PROGRESS
+from ingot.artifacts.destination import OVERWRITE, PROGRESS
 from ingot.core.options import about
 from ingot.stores.location import AnyPath
 

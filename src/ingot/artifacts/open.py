@@ -12,14 +12,13 @@ from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unread_dialects import Dialect, of_config, of_tensors
 from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, IntegrityError, UsageError, install_hint
 from ingot.formats.base import Catalog, Format
-from ingot.formats.detect import detect_file, detect_folder, explain, listing
+from ingot.formats.detect import FORMATS, detect_file, detect_folder, explain, listing
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
 from ingot.formats.shared.foreign import HEAD
-from ingot.formats.table import FORMATS
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY

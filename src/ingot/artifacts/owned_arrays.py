@@ -12,7 +12,7 @@ from ingot.codecs.dense.codec import DenseReader
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import is_own
 from ingot.core.numeric.dtypes import DTYPES, little_endian
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.engine.chunks import LIGHT, weight
 from ingot.model.checkpoint import Checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Container
 from pathlib import PurePosixPath
 
 from ingot.errors import UsageError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.store import Store
 
 # What Ingot writes beside the suffixes of its formats.

@@ -6,9 +6,7 @@ import sys
 from dataclasses import replace
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
-from ingot.cli.tables import line
+from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
 
 EPILOG = (

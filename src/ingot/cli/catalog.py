@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json
-from ingot.cli.render import render
+from ingot.cli.output import Json, render
 from ingot.core.options import About
 
 

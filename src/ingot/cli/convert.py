@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from ingot.artifacts.options import LIMITS
+from ingot.artifacts.destination import LIMITS
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
-from ingot.cli.tables import line
+from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.conversion.options import ConvertOptions
 from ingot.core.options import About
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, print_json
-from ingot.cli.tables import line, table
+from ingot.cli.output import Json, line, print_json, table
 from ingot.core.options import About
 from ingot.errors import printable
-from ingot.reporting.text import size_text
+from ingot.reporting.report import size_text
 
 
 @declare("demo")

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
-from ingot.cli.tables import line
+from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
 from ingot.delta.options import DiffOptions
 

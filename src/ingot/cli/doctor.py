@@ -7,8 +7,7 @@ import sys
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json
-from ingot.cli.render import render
+from ingot.cli.output import Json, render
 
 
 @declare("doctor")

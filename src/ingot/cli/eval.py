@@ -8,8 +8,7 @@ from typing import Annotated
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, print_json, progress_bar
-from ingot.cli.render import render
+from ingot.cli.output import Json, Quiet, print_json, progress_bar, render
 from ingot.core.options import About
 from ingot.runtime.loading.options import Loading, Measures, Protocol
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 
 ALL = "--help-all"
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, progress_bar
-from ingot.cli.render import render
+from ingot.cli.output import Json, progress_bar, render
 from ingot.core.registry import Instances
 from ingot.errors import IngotError
 from ingot.inspect.options import InspectOptions

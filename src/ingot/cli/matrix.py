@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json
-from ingot.cli.render import render
+from ingot.cli.output import Json, render
 from ingot.conversion.options import MatrixOptions
 
 EPILOG = (

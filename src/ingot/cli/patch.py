@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
+from ingot.cli.output import Json, Quiet, progress_bar, render
 from ingot.delta.options import PatchOptions
 
 EPILOG = (

@@ -8,8 +8,7 @@ from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.help import Group
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
+from ingot.cli.output import Json, Quiet, progress_bar, render
 from ingot.library.options import (
     AddOptions,
     CheckOptions,

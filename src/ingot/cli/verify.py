@@ -8,9 +8,7 @@ from typing import Annotated
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, progress_bar
-from ingot.cli.render import render
-from ingot.cli.tables import line
+from ingot.cli.output import Json, line, progress_bar, render
 from ingot.core.options import About
 from ingot.inspect.options import VerifyOptions
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ingot import errors
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.errors import IngotError, MissingExtraError
 
 T = TypeVar("T")

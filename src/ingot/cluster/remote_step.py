@@ -12,7 +12,7 @@ import numpy as np
 from ingot.cluster.messages import StepResult
 from ingot.cluster.task_runner import TaskRunner
 from ingot.core.bytes import checksums
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.engine.data import unplain
 from ingot.engine.watch import Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun

@@ -11,14 +11,11 @@ from ingot.cluster.messages import StepResult, Task
 from ingot.core.bytes import checksums
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.data import plain
-from ingot.engine.drive import Sink, drive
-from ingot.engine.frames import TensorSink
-from ingot.engine.pipeline import Begin, End, Pipeline, Watching
-from ingot.engine.plan import Plan
+from ingot.engine.pipeline import Begin, End, Pipeline, Sink, TensorSink, Watching, drive
 from ingot.engine.resources import Resources, cut
 from ingot.engine.steps import Encode
 from ingot.engine.watch import ContentWatch, Lane, Watches
-from ingot.engine.work import Step
+from ingot.engine.work import Plan, Step
 from ingot.formats.by_many import Skips
 from ingot.model import bytesource
 from ingot.model.bytesource import Buffer

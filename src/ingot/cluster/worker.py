@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from ingot.cluster import messages
 from ingot.cluster.messages import Answer, Beat, InvalidMessageError, Request
-from ingot.cluster.task_types import TASK_TYPES
+from ingot.cluster.tasks import TASK_TYPES
 from ingot.core.files.system import end_with_parent
 from ingot.errors import INGOT_VERSION, FormatError, UsageError
 

@@ -7,7 +7,7 @@ works on *chunks* of whole rows, so that a tensor larger than memory passes thro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,13 +16,93 @@ import numpy as np
 
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.buffers import fresh
+from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime.memory import available_ram
-from ingot.errors import CodecError, UnsupportedError
+from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.base import Layout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Decoder, Tensor, require_writable
+
+IMPORTANCE = "importance"
+
+
+def option_error(codec: str, expected: str, value: object) -> UsageError:
+    """Return the error ``<codec>.option`` for the value of an option."""
+    return UsageError(f"codec {codec} expects {expected}, found {value!r:.80}", rule=f"{codec}.option")
+
+
+def require_known(codec: str, options: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise ``UsageError`` ``<codec>.option`` if an option has a name that is not in ``names``."""
+    unknown = sorted(str(key) for key in options if key not in names)
+    if unknown:
+        raise option_error(codec, f"the options {', '.join(names)}", unknown[0])
+
+
+def source_dtype(codec: str, dtype: str, supported: Collection[str]) -> str:
+    """Return the name of the weights' dtype; ``UnsupportedError`` ``<codec>.dtype`` if it is not ``supported``."""
+    source = resolve_dtype(dtype).name
+    if source not in supported:
+        raise UnsupportedError(
+            f"expected weights of type {', '.join(supported)}, found {source}; keep this tensor dense",
+            rule=f"{codec}.dtype",
+        )
+    return source
+
+
+def is_int_between(value: object, low: int, high: int) -> bool:
+    """Return whether ``value`` is an integer from ``low`` to ``high``; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def column_weights(codec: str, options: Mapping[str, Any], cols: int) -> Array | None:
+    """Return the weight of each column's squared errors (f64, [cols]); None if option ``importance`` is not set.
+
+    Raises ``UsageError`` ``<codec>.option`` unless the option has a finite number from 0 on for each column, and not
+    all are 0.
+    """
+    importance = options.get(IMPORTANCE)
+    if importance is None:
+        return None
+    if not isinstance(importance, Sequence | np.ndarray) or isinstance(importance, str | bytes):
+        raise option_error(codec, "importance as a list of numbers", importance)
+    try:
+        weights = np.ascontiguousarray(importance, np.float64)
+    except (TypeError, ValueError):
+        raise option_error(codec, "importance as a list of numbers", importance) from None
+    if weights.shape != (cols,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise option_error(codec, f"{cols} importance weights, finite and not negative", weights.shape)
+    if not weights.any():
+        raise option_error(codec, "an importance above 0", 0)
+    return weights
+
+
+MIN_CHUNK, MAX_CHUNK = 1 << 8, 1 << 20
+# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
+STEP = 1 << 20
+VERSION = 1
+LATER = 2  # a chunk may be coded by rANS, as chunks of at least RANS_CHUNK elements are
+RANS_CHUNK = 1 << 16
+
+
+def is_chunk(chunk: int) -> bool:
+    """Return whether a chunk may have ``chunk`` elements: a power of two within the limits."""
+    return MIN_CHUNK <= chunk <= MAX_CHUNK and chunk & (chunk - 1) == 0
+
+
+def version_for(chunk: int, size: int, *, rans: bool = True) -> int:
+    """Return ``codec_version`` of a tensor of ``size`` elements.
+
+    ``rans``: whether its encoder may choose rANS at all.
+    """
+    return LATER if rans and min(chunk, size) >= RANS_CHUNK else VERSION
+
+
+def is_version(version: object) -> bool:
+    """Return whether ``version`` is a ``codec_version`` that can be read."""
+    return version in (VERSION, LATER) and not isinstance(version, bool)
+
 
 _LARGE = 1 << 28
 _BLOCK = 1 << 16  # elements that are decoded at a time on their way into a strided output

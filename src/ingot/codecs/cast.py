@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.numeric import floats
+from ingot.core.numeric import dtypes as floats
 from ingot.core.numeric.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.tensor import Array

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.numeric.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
+from ingot.core.numeric.dtypes import FLOATS, SMALLEST, TINY, as_bits, float_name
 from ingot.core.runtime import native
 from ingot.model.tensor import Array
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import LARGEST, as_bits, float_name, written
+from ingot.core.numeric.dtypes import LARGEST, as_bits, float_name, numpy_dtype, written
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 

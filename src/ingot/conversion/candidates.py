@@ -16,8 +16,7 @@ from ingot.codecs.base import Encoder, empty
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.core.bytes import encodings
-from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.engine.chunks import pieces
 from ingot.errors import CodecError, IngotError, UnsupportedError

@@ -7,13 +7,12 @@ from typing import Any
 
 from ingot.artifacts.attachments import KINDS
 from ingot.conversion.budget.report import BudgetReport
-from ingot.conversion.notes import counted, equality, said
 from ingot.conversion.plan import ConvertPlan
-from ingot.conversion.report import action_of, exact, source_nbytes
+from ingot.conversion.report import action_of, counted, equality, exact, said, source_nbytes
 from ingot.engine.work import Step
 from ingot.model.account import Account
-from ingot.model.layouts.short_name import codec_name
-from ingot.naming.layers import equal_layers
+from ingot.model.layouts.table import codec_name
+from ingot.naming.names import equal_layers
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
 
 _TENSORS = (

@@ -13,7 +13,7 @@ from ingot.conversion.report import ConvertReport
 from ingot.conversion.run import run
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
-from ingot.engine.bind import RULE as STEP
+from ingot.engine.data import RULE as STEP
 from ingot.engine.resources import Resources
 from ingot.errors import FormatError
 from ingot.formats.base import Format

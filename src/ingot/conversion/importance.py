@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import FLOATS
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array

@@ -11,16 +11,15 @@ from ingot.artifacts.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.artifacts.destination import STEM, Destination
 from ingot.artifacts.open import Source, open_found, open_source
 from ingot.conversion.model_folder import needs_family, with_model_folder
-from ingot.conversion.notes import counted, equality, said
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.placement import kept, obstacle
 from ingot.conversion.prepare_source import prepare_source
-from ingot.conversion.report import action_of
+from ingot.conversion.report import action_of, counted, equality, said
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.errors import CodecError, FormatError, IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor

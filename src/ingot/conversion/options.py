@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ingot.artifacts.options import (
+from ingot.artifacts.destination import (
     ADDRESS,
     DIGEST,
     DROP,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.retype import HOLDERS
-from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
-from ingot.engine.work import Step
+from ingot.engine.work import Step, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.base import Format
-from ingot.formats.shared.accepts import RAW, encoding_variants, layout_variants, with_layout
+from ingot.formats.base import RAW, Format, encoding_variants, layout_variants, with_layout
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout

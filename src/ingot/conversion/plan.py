@@ -12,16 +12,23 @@ from dataclasses import dataclass, field, replace
 
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import Candidate, pick
-from ingot.conversion.encoding import DENSE, Asked, Pruned, as_chosen, encode, full_size
-from ingot.conversion.ineffective_rules import constants_that_stay, without_effect
+from ingot.conversion.encoding import (
+    DENSE,
+    Asked,
+    Pruned,
+    as_chosen,
+    constants_that_stay,
+    encode,
+    full_size,
+    without_effect,
+)
 from ingot.conversion.packed_layers import settle
 from ingot.conversion.placement import KEEP, as_stored, keep, located
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import ordered
-from ingot.engine.plan import Plan
 from ingot.engine.steps import Encode
-from ingot.engine.work import Step
+from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
     Format,

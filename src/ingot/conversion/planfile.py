@@ -18,10 +18,8 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
-from ingot.core.parsing.strictjson import strict_json
-from ingot.core.parsing.structs import warm
-from ingot.engine.bind import StepData, bound_steps, specs_of
-from ingot.engine.data import step_data
+from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.engine.data import StepData, bound_steps, specs_of, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Omission

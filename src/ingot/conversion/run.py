@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING
 from ingot.artifacts.account import account_of_conversion, dropped, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, stage
+from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
 from ingot.artifacts.open import Source, open_source
-from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.budget.search import budgeted
-from ingot.conversion.ineffective_rules import require_effect
+from ingot.conversion.encoding import require_effect
 from ingot.conversion.model_folder import with_model_folder
-from ingot.conversion.notes import SourceFacts, commands_for, equality, unsaid
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
-from ingot.conversion.prepare_source import groups_for, view_for_target, view_weights
+from ingot.conversion.prepare_source import (
+    Tied,
+    groups_for,
+    laid_over,
+    untangle,
+    view_for_target,
+    view_weights,
+    within,
+    write_options,
+)
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
-from ingot.conversion.report import ConvertReport, tensor_reports
+from ingot.conversion.report import ConvertReport, SourceFacts, commands_for, equality, tensor_reports, unsaid
 from ingot.conversion.rounding_view import outcomes_of, round_weights, told, with_rotate_option
-from ingot.conversion.target import Tied, laid_over, untangle, within, write_options
 from ingot.conversion.tensor_parallel import (
     as_executed,
     folder_of,
@@ -39,7 +45,7 @@ from ingot.conversion.tensor_parallel import (
     slice_for,
 )
 from ingot.core.options import takes
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
@@ -51,8 +57,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_words import WordsLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
-from ingot.recipes.patterns import Patterns
-from ingot.recipes.recipe import Recipe
+from ingot.recipes.recipe import Patterns, Recipe
 from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank

@@ -16,9 +16,9 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.report import ConvertReport
 from ingot.core.numeric.stats import ErrorStats
-from ingot.engine.done import Done
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED
+from ingot.engine.work import Done
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor

@@ -11,11 +11,31 @@ import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ingot.core.files.oserrors import read_error, write_error
-from ingot.errors import IngotError, ResourceError, UsageError
+from ingot.core.files.system import read_error, write_error
+from ingot.errors import IngotError, MissingExtraError, ResourceError, UsageError
+
+
+def require(module: str, extra: str) -> Any:
+    """Import and return ``module``.
+
+    Raises
+    ------
+    MissingExtraError
+        Its package is not installed; names the extra that brings it. A package that is there and fails inside its own
+        imports raises what it raises.
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise MissingExtraError(package, extra) from error
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -42,7 +42,7 @@ EXTENSIONS: dict[str, dict[str, str]] = {
         "load_compressed_model": "ingot.ext.squish.compressed:load_compressed_mlx",
     },
     "ingot.model_preparers": {
-        "squish": "ingot.ext.squish.tiers.preparer:TierPreparer",
+        "squish": "ingot.ext.squish.tiers.prepare:TierPreparer",
     },
     "ingot.report_sections": {
         "chips": "ingot.ext.ane.report_section:ChipSection",

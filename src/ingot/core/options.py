@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ingot.core.border import bordered
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 
 _KEY = "ingot"

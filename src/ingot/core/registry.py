@@ -19,11 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ingot.core.extensions import EXTENSIONS
-from ingot.core.suggest import did_you_mean
 from ingot.errors import DISTRIBUTION, PluginError, UsageError, printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` where a known name is near to ``name``, else nothing.
+
+    The known names may be many and long (tensors of a checkpoint): only the nearest is looked for.
+    """
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from ingot.codecs.delta.base import DELTAS, delta_codec
 from ingot.codecs.delta.rows import added_dtype
 from ingot.codecs.table import CODECS, DELTA_ROWS
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.engine.fit import differ_in_rows, is_opaque
 from ingot.engine.patch_step import Layer, Route
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError

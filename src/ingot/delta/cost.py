@@ -11,16 +11,15 @@ from math import inf
 import numpy as np
 from msgspec import Struct
 
+from ingot.artifacts.destination import is_elsewhere
 from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.options import is_elsewhere
 from ingot.cluster.driver.spread import Opened, Query, ask, files_of
 from ingot.cluster.pool import pool_of
-from ingot.core.numeric.dtypes import file_bytes
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import FLOATS, file_bytes
 from ingot.core.numeric.stats import ErrorStats, measure
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.delta.chain import link_of, stages

@@ -15,13 +15,11 @@ from ingot.core.runtime.parallel import Workers
 from ingot.core.runtime.progress import Progress
 from ingot.delta.parent import parent_hash
 from ingot.engine.diff_step import Diff
-from ingot.engine.done import Done
 from ingot.engine.execute import Observer
 from ingot.engine.pipeline import Watching
-from ingot.engine.plan import Plan
 from ingot.engine.steps import Encode
 from ingot.engine.watch import BASE, RESULT, ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Step
+from ingot.engine.work import Done, Plan, Step
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import DeltaInfo, Identity
 

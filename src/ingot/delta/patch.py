@@ -13,13 +13,12 @@ from os import PathLike
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
-from ingot.artifacts.destination import Destination, destination, stage
+from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
 from ingot.artifacts.open import Source, open_delta, open_source, weights_of
-from ingot.artifacts.options import is_elsewhere
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
+from ingot.conversion.prepare_source import DEFAULT_SHARD
 from ingot.conversion.prepared import refuse_same
-from ingot.conversion.target import DEFAULT_SHARD
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
@@ -30,11 +29,9 @@ from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.patch_step import Patch, Route, at_end
-from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import Move
-from ingot.engine.work import Step
+from ingot.engine.work import Plan, Step, encoded_spec
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.packed_folders.base import PACKING_FILES, PACKING_KEYS

@@ -13,8 +13,9 @@ from ingot.artifacts.identity import tensor_digest
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
 from ingot.codecs.resolve_range import merge_options, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
-from ingot.core.parsing.structs import warm
-from ingot.delta.exact_dtype import ENTROPY, exact_dtype
+from ingot.conversion.candidates import sample_of
+from ingot.core.parsing.strictjson import warm
+from ingot.delta.auto import SAMPLE, exact_bytes
 from ingot.delta.pairs import Both
 from ingot.delta.strategy import (
     AUTO,
@@ -27,22 +28,56 @@ from ingot.delta.strategy import (
     choices,
     over_added_rows,
 )
-from ingot.engine.bind import StepData
-from ingot.engine.chunks import pieces
-from ingot.engine.data import plain, step_data, unplain
+from ingot.engine.chunks import chunks, matrix_of, pieces
+from ingot.engine.data import StepData, plain, step_data, unplain
 from ingot.engine.diff_step import Diff
-from ingot.engine.fit import is_opaque, why_incomparable
-from ingot.engine.specs import difference_spec, encoded_spec
+from ingot.engine.fit import fitted, is_opaque, narrowed, why_incomparable
 from ingot.engine.steps import ENCODED, Encode, Move
-from ingot.engine.work import Step
+from ingot.engine.work import Step, difference_spec, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.delta import Change
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.encode import encoder_under
 from ingot.quantization.tensor import Outcome, StatisticsSource, has_statistics
+
+ENTROPY = ("bf16", "f16", "f32")
+"""Element types that ``float_entropy`` stores in fewer bytes than they take."""
+_CHUNK = 1 << 20
+_WORTH, _FRAME = 1.02, 64
+"""What the tensor itself has to save: a difference names the base, and what is the same in both takes nothing."""
+
+
+def exact_dtype(both: Both) -> str | None:
+    """Return the element type that the exact difference is taken in; None if the tensor itself is smaller."""
+    (base, tuned), every = both.shared(), both.pair[1]
+    if tuned.size <= SMALL:
+        return tuned.dtype
+    old, new = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    if old.shape != new.shape:  # read in runs from one file and in rows from the other
+        return tuned.dtype
+    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)}
+    coarse = narrowed(new, base.dtype)
+    if coarse is not None:
+        sizes[base.dtype] = exact_bytes(old, coarse, base.dtype)
+    if tuned.dtype in ENTROPY:
+        sizes[None] = int(_WORTH * _entropy_bytes(new, tuned.dtype)) + _FRAME
+    ways = sorted(sizes, key=lambda dtype: sizes[dtype])
+    return next(dtype for dtype in ways if dtype != base.dtype or _narrows(every, base.dtype))
+
+
+def _entropy_bytes(values: Array, dtype: str) -> int:
+    parts = CODECS[FLOAT_ENTROPY].encoder(values.shape, dtype, {}).encode(values)
+    return sum(part.nbytes for part in parts.values())
+
+
+def _narrows(tensor: Tensor, dtype: str) -> bool:
+    """Whether a cast to ``dtype`` and back keeps every bit of a tensor; stops at the first that it does not."""
+    matrix = matrix_of(tensor)
+    rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
+    return all(narrowed(values, dtype) is not None for values in rows)
 
 
 @dataclass(frozen=True, slots=True)

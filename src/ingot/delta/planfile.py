@@ -14,16 +14,14 @@ from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.delta.chain import link_of, stages
-from ingot.engine.bind import StepData, bound_steps, specs_of
-from ingot.engine.data import plain, step_data, unplain
+from ingot.engine.data import StepData, bound_steps, plain, specs_of, step_data, unplain
 from ingot.engine.patch_step import Route
-from ingot.engine.plan import Plan
-from ingot.engine.work import Step
+from ingot.engine.work import Plan, Step
 from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint

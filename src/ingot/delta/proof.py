@@ -17,13 +17,11 @@ from ingot.core.runtime.parallel import ordered
 from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
-from ingot.engine.done import Done
 from ingot.engine.execute import Observer
 from ingot.engine.patch_step import Patch, Route
 from ingot.engine.pipeline import Watching
-from ingot.engine.plan import Plan
 from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Step
+from ingot.engine.work import Done, Plan, Step
 from ingot.errors import CodecError, IntegrityError, UsageError
 from ingot.model.reading.lazy import Made, Many
 from ingot.model.tensor import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.delta.explain import note_of
-from ingot.engine.done import Done
+from ingot.engine.work import Done
 from ingot.model.delta import Change
 from ingot.model.tensor import Tensor
 from ingot.quantization.tensor import Outcome
@@ -25,10 +25,11 @@ from ingot.reporting.report import (
     Texts,
     data_of,
     figures_of,
+    loss,
     table_of,
+    worst_of,
 )
 from ingot.reporting.shown import Shown
-from ingot.reporting.summaries import loss, worst_of
 
 HALF = 0.5
 SAME = "same"

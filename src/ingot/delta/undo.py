@@ -18,9 +18,8 @@ from ingot.codecs.delta.flat import BatchAddingReader
 from ingot.codecs.table import CODECS, DELTA_EXACT
 from ingot.core.bytes import checksums
 from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import cast_into, file_bytes
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.core.numeric.dtypes import file_bytes
-from ingot.core.numeric.floats import cast_into
 from ingot.delta.word_changes import few_changes
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

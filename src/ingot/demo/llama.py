@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import UsageError
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ import numpy as np
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.owned_arrays import load_owned
 from ingot.conversion.run import convert
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.demo.llama import Llama, perplexity
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
+from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.table import CODECS
+from ingot.core.parsing.strictjson import warm
 from ingot.engine.diff_step import Diff
-from ingot.engine.patch_step import Patch
-from ingot.engine.steps import Encode, Move, Repack
-from ingot.engine.work import Step
+from ingot.engine.fit import why_incomparable
+from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
+from ingot.engine.work import Step, difference_spec, encoded_spec
+from ingot.errors import FormatError, IngotError
+from ingot.formats.base import Format, encoding_variants, layout_variants
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.tensor import Tensor
 
 _BYTES, _ARRAY, _FLOAT = "$bytes", "$array", "$float"
 
@@ -121,3 +131,158 @@ def _array(content: Any) -> Any:
         raise ValueError(f"expected an array of plain numbers, found {content[0]!r:.40}")
     values = np.frombuffer(b64decode(_text(content[2]), validate=True), content[0])
     return values.reshape([int(size) for size in content[1]])
+
+
+RULE = "plan.step"
+
+
+@warm
+class StepData(Struct, frozen=True, forbid_unknown_fields=True):
+    """A step as ``data.step_data`` writes it.
+
+    ``hashed`` are points at which values that pass are hashed.
+    """
+
+    kind: Literal["move", "repack", "encode", "diff", "patch"]
+    spec: dict[str, Any]
+    action: str
+    rule: str
+    exact: bool
+    source: int
+    tensor: str
+    options: dict[str, Any] = {}
+    layers: list[tuple[int, str]] = []
+    hashed: list[int] = []
+
+
+def bound_steps(
+    steps: Sequence[StepData],
+    sources: Sequence[Mapping[str, Tensor]],
+    format: Format,
+    routes: Mapping[str, Route] = MappingProxyType({}),
+) -> Iterator[Step]:
+    """Yield runnable steps.
+
+    ``routes`` are those of a patch, whose sources are a base and its deltas; those of a diff are base and fine-tune.
+
+    What a step writes is worked out anew from the tensor and the step's options, and compared: the data of another
+    model, or data that somebody wrote by hand, never become bytes that are silently wrong.
+
+    Raises
+    ------
+    FormatError
+        ``plan.step``: a step does not fit its source or the format.
+    """
+    for number, data in enumerate(steps):
+        try:
+            yield _bound(data, sources, format, routes)
+        except (ValueError, TypeError, KeyError, OverflowError, IngotError) as error:
+            if isinstance(error, FormatError) and error.rule == RULE:
+                raise
+            told = error.message if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
+            raise _refused(number, data, told) from error
+
+
+def _bound(
+    data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format, routes: Mapping[str, Route]
+) -> Step:
+    if not 0 <= data.source < len(sources) or data.tensor not in sources[data.source]:
+        raise ValueError("expected a tensor of a source, found none of this name")
+    tensor = sources[data.source][data.tensor]
+    if tensor.codec in CODECS:
+        CODECS[tensor.codec].check(tensor)
+    match data.kind:
+        case "move":
+            step: Step = Move(tensor, tensor.spec(), rule=data.rule, source=data.source)
+        case "repack":
+            step = _repack(data, tensor, format)
+        case "encode":
+            step = _encode(data, tensor)
+        case "diff":
+            step = _diff(data, tensor, sources)
+        case "patch":
+            step = _patch(data, routes)
+    if spec_data(step.spec) != data.spec:
+        raise ValueError("expected what this step makes of the tensor, found something else")
+    reason = format.why_unsupported(step.spec)
+    if reason is not None:
+        raise ValueError(f"{format.name} cannot carry it: {reason}")
+    return step
+
+
+def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
+    for layout, wanted in layout_variants(format, tensor.spec()):
+        if spec_data(wanted) == data.spec:
+            found = CODECS[tensor.codec].repack(tensor, layout)
+            if found.exact:
+                return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
+    for wanted in encoding_variants(format, tensor.spec()):
+        if spec_data(wanted) == data.spec:
+            return recode(tensor, wanted, data.rule, data.source)
+    raise ValueError(f"{format.name} takes no such layout of the tensor, or not every value keeps its bits in it")
+
+
+def _encode(data: StepData, tensor: Tensor) -> Encode:
+    if tensor.decoder is None or data.action not in (DECODED, ENCODED):
+        raise ValueError("expected a tensor that can be decoded, and one of the known actions")
+    options = unplain(data.options)
+    encoder = CODECS.get_or_refuse(_codec(data.spec)).encoder(tensor.shape, tensor.dtype, options)
+    spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, _encoding(data.spec))
+    exact = encoder.lossless  # never as the data says: what is not exact is measured, and told
+    action = data.action if exact else ENCODED
+    return Encode(tensor, spec, action, data.rule, exact, encoder=encoder, options=options, source=data.source)
+
+
+def _diff(data: StepData, tensor: Tensor, sources: Sequence[Mapping[str, Tensor]]) -> Diff:
+    base = sources[0][data.tensor]
+    if data.source != 1 or why_incomparable(base, tensor) is not None:
+        raise ValueError("expected a tensor of the fine-tune, and one in the base that a difference can lead from")
+    CODECS[base.codec].check(base)
+    options, codec = unplain(data.options), delta_codec(_codec(data.spec))
+    taken_in = data.spec["dtype"] if codec.exact else tensor.dtype
+    if taken_in not in (tensor.dtype, base.dtype):
+        raise ValueError("expected a difference in the element type of one of the tensors")
+    encoder = codec.encoder(tensor.shape, taken_in, options)
+    spec = difference_spec(tensor, codec, encoder, _encoding(data.spec))
+    exact = encoder.lossless
+    return Diff(tensor, spec, ENCODED, data.rule, exact, base=base, codec=codec, encoder=encoder, options=options)
+
+
+def _patch(data: StepData, routes: Mapping[str, Route]) -> Patch:
+    route = routes[data.tensor]
+    if route.born != data.source or [(layer.stage, layer.dtype) for layer in route.layers] != data.layers:
+        raise ValueError("expected the way that a tensor comes about by these deltas, found another")
+    options = unplain(data.options)
+    tensor = at_end(route)
+    encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
+    spec = encoded_spec(route.name, tensor, encoder, "raw")
+    return Patch(tensor, spec, rule=data.rule, exact=data.exact, route=route, encoder=encoder, options=options)
+
+
+def _encoding(spec: Mapping[str, Any]) -> str:
+    """Return how a spec's parts are encoded: those that are at all, all alike."""
+    encodings = {str(part["encoding"]) for part in spec["parts"]}
+    return "raw" if encodings <= {"raw"} else max(encodings)
+
+
+def _codec(spec: Mapping[str, Any]) -> str:
+    codec = spec["codec"]
+    if not isinstance(codec, str):
+        raise TypeError("expected a codec's name")
+    return codec
+
+
+def specs_of(steps: Sequence[StepData]) -> list[TensorSpec]:
+    """Return what steps write, as their data say; raise ``FormatError`` ``plan.step`` if one does not say it."""
+    specs = []
+    for number, step in enumerate(steps):
+        try:
+            specs.append(spec_of(step.spec))
+        except (ValueError, TypeError, KeyError) as error:
+            raise _refused(number, step, f"{type(error).__name__}: {error}") from error
+    return specs
+
+
+def _refused(number: int, data: StepData, told: str) -> FormatError:
+    where = f"step {number}: {data.tensor[:200]}"
+    return FormatError(RULE, f"expected a step that fits its source: {told[:400]}", where=where)

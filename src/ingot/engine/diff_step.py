@@ -13,10 +13,9 @@ from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.buffers import scratch
-from ingot.core.numeric.dtypes import DTYPES, file_bytes, numpy_dtype
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, file_bytes, numpy_dtype
 from ingot.core.numeric.stats import measure, squared_error
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.engine.chunks import matrix_of
 from ingot.engine.fit import fitted, narrowed, paired_chunks, rows_of, window
 from ingot.engine.steps import skips_rows

@@ -13,9 +13,8 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
-from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, cast_into, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as element_type
-from ingot.core.numeric.floats import FLOATS, cast_into
 from ingot.engine.chunks import chunks
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Array, Tensor

@@ -16,7 +16,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.runtime.parallel import go_on
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.engine.fit import fitted, is_opaque, rows_of, window
 from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches

@@ -9,16 +9,103 @@ written. Events are handed from thread to thread in batches: waking a thread tak
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import Any, Protocol
 
+from ingot.core.bytes import encodings
 from ingot.core.numeric.buffers import recycling
+from ingot.core.numeric.dtypes import file_bytes
+from ingot.core.numeric.stats import ErrorStats
 from ingot.core.runtime.parallel import Halt, Workers, adopt
 from ingot.engine.watch import Watches
 from ingot.engine.work import ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
+from ingot.model.bytesource import Buffer
+from ingot.model.spec import TensorSpec
+
+
+class TensorWriter(Protocol):
+    """What takes a tensor's bytes; a ``FormatWriter`` is one."""
+
+    def begin(self, spec: TensorSpec) -> None: ...
+
+    def write(self, role: str, data: Buffer) -> None: ...
+
+    def end(self) -> dict[str, Any]: ...
+
+
+class TensorSink:
+    """Hands one tensor's bytes to a writer.
+
+    Parameters
+    ----------
+    writer : TensorWriter
+        ``begin`` is called here, ``end`` by ``close``.
+    spec : TensorSpec
+    compress : bool
+        Whether the bytes still have to be encoded as the spec says; False for parts moved as stored.
+    pool : Executor
+    pending : int
+        Frames in flight at most.
+    """
+
+    def __init__(self, writer: TensorWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
+        self._writer = writer
+        self._pool = pool
+        self._limit = pending
+        self._frames: deque[tuple[str, Future[bytes], int]] = deque()
+        encoded = {part.role: part.encoding for part in spec.parts if part.encoding != "raw"} if compress else {}
+        self._cutters = {role: bytearray() for role in encoded}
+        self._tables: dict[str, list[tuple[int, int]]] = {
+            role: [] for role, encoding in encoded.items() if encoding == encodings.SEEKABLE
+        }
+        writer.begin(spec)
+
+    def write(self, parts: Mapping[str, Any]) -> None:
+        """Take the next bytes of each part."""
+        for role, array in parts.items():
+            data = array if isinstance(array, memoryview) else file_bytes(array)
+            if role in self._cutters:
+                self._cut(role, data)
+            elif data.nbytes:
+                self._writer.write(role, data)
+
+    def close(self) -> dict[str, Any]:
+        """Write what is left and end the tensor; returns the writer's record of it."""
+        for role, rest in self._cutters.items():
+            if rest:
+                self._submit(role, bytes(rest))
+        self._drain(0)
+        for role, frames in self._tables.items():
+            self._writer.write(role, encodings.seek_table(frames))
+        return self._writer.end()
+
+    def _cut(self, role: str, data: memoryview) -> None:
+        rest = self._cutters[role]
+        position = 0
+        while len(rest) + data.nbytes - position >= encodings.FRAME:
+            stop = position + encodings.FRAME - len(rest)
+            self._submit(role, bytes(rest) + bytes(data[position:stop]) if rest else bytes(data[position:stop]))
+            rest.clear()
+            position = stop
+        rest += data[position:]
+
+    def _submit(self, role: str, frame: bytes) -> None:
+        self._drain(self._limit - 1)
+        compress = encodings.seekable_frame if role in self._tables else encodings.compress_frame
+        self._frames.append((role, self._pool.submit(compress, frame), len(frame)))
+
+    def _drain(self, keep: int) -> None:
+        while len(self._frames) > keep:
+            role, made, size = self._frames.popleft()
+            frame = made.result()
+            if role in self._tables:
+                self._tables[role].append((len(frame), size))
+            self._writer.write(role, frame)
+
 
 Watching = Callable[[Step], Watches]
 
@@ -285,3 +372,46 @@ class Pipeline:
                 return False
         self._batch.events.append(End(step, running))
         return not self._batch.is_full or self._flush()
+
+
+class Sink(Protocol):
+    """Where one tensor's bytes go."""
+
+    def write(self, parts: Mapping[str, Any]) -> None:
+        """Take the next bytes of each part."""
+        ...
+
+    def close(self) -> dict[str, Any]:
+        """End the tensor; return the writer's record of it."""
+        ...
+
+
+def drive(
+    pipeline: Pipeline,
+    opened: Callable[[Begin], Sink],
+    finished: Callable[[End, dict[str, Any], ErrorStats], None],
+    advance: Callable[[int, str], None],
+) -> None:
+    """Take the pipeline's events in order and write.
+
+    ``opened`` returns the sink of the tensor that begins, ``finished`` gets its end, its record and the sum of its
+    errors; ``advance`` is told the bytes that were read. Raises what went wrong in any of the pipeline's threads.
+    """
+    sink: Sink | None = None
+    error = ErrorStats()
+    for event in pipeline.events():
+        if isinstance(event, Begin):
+            sink, error = opened(event), ErrorStats()
+            advance(0, event.step.tensor.name)
+        elif isinstance(event, Chunk):
+            assert sink is not None
+            encoded = event.result()
+            sink.write(encoded.parts)
+            if encoded.commit is not None:
+                encoded.commit()
+            error = error + (encoded.error or ErrorStats())
+            pipeline.done(event)
+            advance(event.in_bytes, "")
+        elif isinstance(event, End):
+            assert sink is not None
+            finished(event, sink.close(), error)

@@ -16,7 +16,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.watch import RESULT, Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun

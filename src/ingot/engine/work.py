@@ -3,15 +3,66 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from ingot.codecs.base import BaseEncoder
+from ingot.codecs.base import BaseEncoder, Encoder
+from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.watch import Feed, Watches
-from ingot.model.spec import TensorSpec
+from ingot.errors import CodecError
+from ingot.formats.base import Format, WriteOptions, knows_size
+from ingot.model.artifact import NOTHING, Artifact, Attachments
+from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
+
+
+def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
+    """Whether the tensor is stored already just as the spec says, so that its parts can move."""
+    if (
+        tensor.codec != spec.codec
+        or tensor.dtype != spec.dtype
+        or set(tensor.parts) != {part.role for part in spec.parts}
+    ):
+        return False
+    if any(dict(tensor.params).get(key) != value for key, value in spec.params.items()):
+        return False
+    return all(
+        part.encoding == tensor.parts[part.role].encoding
+        and part.dtype == tensor.parts[part.role].dtype
+        and part.nbytes in (None, tensor.parts[part.role].nbytes)
+        for part in spec.parts
+    )
+
+
+def least_size(specs: Iterable[TensorSpec], size: int) -> int:
+    """Return ``size``, a format's upper bound for these specs, less the parts whose length only their bytes tell."""
+    return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
+
+
+def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, encoding: str) -> TensorSpec:
+    """Return the spec of a tensor that ``encoder`` will write, each part in ``encoding``."""
+    parts = encoder.parts
+    if encoding != "raw":
+        if any(part.length is None for part in parts):
+            raise CodecError(
+                "convert.encoding",
+                f"encoding {encoding} needs a codec whose part sizes are known beforehand, {encoder.codec}'s are not",
+            )
+        parts = tuple(replace(part, length=None, encoding=encoding, uncompressed_length=part.length) for part in parts)
+    dtype = str(encoder.params.get("dtype", "")) or _stored_dtype(parts, tensor.dtype)
+    return TensorSpec(name, tensor.shape, dtype, encoder.codec, parts, dict(encoder.params))
+
+
+def difference_spec(tensor: Tensor, codec: DeltaCodec, encoder: DeltaEncoder, encoding: str) -> TensorSpec:
+    """Return the spec of the difference that ``encoder`` of ``codec`` will write, of which ``tensor`` is the result."""
+    return encoded_spec(tensor.name, replace(tensor, dtype=tensor.dtype if codec.exact else "f32"), encoder, encoding)
+
+
+def _stored_dtype(parts: Sequence[PartSpec], default: str) -> str:
+    return (parts[0].type or parts[0].dtype) if len(parts) == 1 else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +218,79 @@ class StepRun(ABC, Generic[S]):
         If several workers share a step, their numbers are added.
         """
         return {"digests": {str(point): feed.hex for point, feed in self.feeds.items() if feed.own}}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that is written: its spec with what was learnt, bytes, sums of its error, what its chunks told."""
+
+    step: Step
+    nbytes: int
+    error: ErrorStats
+    notes: Mapping[str, Any]
+
+    def digest(self, point: int) -> str | None:
+        """Return the hex of the values that passed at ``point``; None where they were not hashed."""
+        found: Mapping[str, str] = self.notes.get("digests", {})
+        return found.get(str(point))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps in output order, and what else determines the bytes of the weight files.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+    format : Format
+    metadata : mapping
+        As the format carries it.
+    options : WriteOptions
+    measured : bool
+        Whether the error of what is not exact is measured while it is written.
+    attachments, config
+        As of ``Artifact``.
+    """
+
+    steps: Sequence[Step]
+    format: Format
+    metadata: Mapping[str, Any]
+    options: WriteOptions
+    measured: bool = True
+    attachments: Attachments = NOTHING
+    config: bytes | None = None
+
+    @cached_property
+    def specs(self) -> Sequence[TensorSpec]:
+        """The tensors to write, in order."""
+        return [step.spec for step in self.steps]
+
+    @property
+    def artifact(self) -> Artifact:
+        """What is written, as far as it is known before."""
+        before = {} if self.config is None else {step.spec.name: step.tensor for step in self.steps}
+        return Artifact(self.specs, self.metadata, self.attachments, self.config, before)
+
+    @property
+    def in_bytes(self) -> int:
+        """Stored bytes that are read."""
+        return sum(step.in_bytes for step in self.steps)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the weight files, headers and padding included.
+
+        Where ``size_exact`` is False (zstd, sparse, parts that may be equal in a format that stores such once) it is an
+        upper bound: nothing shrinks, no value is zero, no two parts are equal.
+        """
+        return self.format.size(self.artifact, self.options)
+
+    @property
+    def size_exact(self) -> bool:
+        """Whether ``size`` is what is written, to the byte."""
+        return knows_size(self.format, self.specs)
+
+    @property
+    def least(self) -> int:
+        """The bytes that the weight files take if no two parts are equal, less what only the bytes themselves tell."""
+        return least_size(self.specs, self.size)

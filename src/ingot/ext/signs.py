@@ -1,4 +1,4 @@
-"""Signs of the formats that ship as extensions; see ``ingot.formats.table.Sign``.
+"""Signs of the formats that ship as extensions; see ``ingot.formats.detect.Sign``.
 
 This module imports nothing, so that detecting the format of a file imports only the formats that may claim it.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.errors import UnsupportedError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.packed_words import FORMS, WordsLayout

@@ -13,18 +13,18 @@ import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
 from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.destination import is_elsewhere
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.options import is_elsewhere
 from ingot.conversion.onnx.graphs import facing
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats, measure
 from ingot.core.options import takes
 from ingot.core.runtime.parallel import ordered_together
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.chunks import LIGHT, chunks, matrix_of, weight
 from ingot.errors import FormatError, MissingExtraError, UnsupportedError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.inspect.comparisons import (
     DIFFERS,
     EQUAL,

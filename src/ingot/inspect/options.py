@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from ingot.artifacts.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
+from ingot.artifacts.destination import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
 from ingot.core.options import about
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from ingot.inspect.options import InspectOptions
 from ingot.inspect.receipt import receipt_of, told
 from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
-from ingot.model.layouts.short_name import codec_name
+from ingot.model.layouts.table import codec_name
 from ingot.model.store import Store
-from ingot.naming.layers import equal_layers
+from ingot.naming.names import equal_layers
 from ingot.reporting.report import Column, Figure, Line, Report, Table, figures_of, table_of
 
 KEYS = ("layer", "codec", "dtype", "role")

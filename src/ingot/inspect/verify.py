@@ -7,15 +7,15 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from ingot.artifacts.attachments import check_package
+from ingot.artifacts.destination import is_elsewhere
 from ingot.artifacts.draft_head import check_head
 from ingot.artifacts.open import Source, open_source
-from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
 from ingot.codecs.table import CODECS
 from ingot.core.options import takes
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.inspect.findings import Finding, finding_of

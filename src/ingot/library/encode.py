@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.chunks import STEP
+from ingot.codecs.base import STEP
 from ingot.codecs.delta.exact import ID as DELTA
 from ingot.codecs.delta.exact_chunks import is_coded as has_delta
 from ingot.codecs.delta.exact_chunks import pack, params_for
@@ -19,7 +19,7 @@ from ingot.core.bytes.encodings import FRAME, compress_frame
 from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.runtime.parallel import default_workers, for_ranges, ordered
 from ingot.formats.base import WriteOptions
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.library.objects import Form
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.dense import DenseLayout

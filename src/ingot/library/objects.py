@@ -19,9 +19,9 @@ from ingot.codecs.lossless.float_entropy import EntropyCodec
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.dtypes import DTYPES, file_bytes, numpy_dtype
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.limits import decoded_bytes, require_room
 from ingot.model.tensor import Array, Tensor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import DROP, OVERWRITE, PROGRESS
+from ingot.artifacts.destination import DROP, OVERWRITE, PROGRESS
 from ingot.core.options import about
 from ingot.stores.location import AnyPath
 

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from ingot.core.bytes.checked import require_inside
 from ingot.core.bytes.checksums import Blake3
+from ingot.core.numeric.dtypes import require_inside
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.library.manifest import File, Manifest, Piece

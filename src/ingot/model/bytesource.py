@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from ingot.core.bytes.checked import require_inside
+from ingot.core.numeric.dtypes import require_inside
 
 Buffer = bytes | bytearray | memoryview
 

@@ -8,10 +8,10 @@ from typing import Any, TypedDict, Unpack
 
 from ingot.core.border import bordered
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.account import Omission
-from ingot.model.attachments import NOTHING, Attachments
+from ingot.model.artifact import NOTHING, Attachments
 from ingot.model.bytesource import Range, Ranged
 from ingot.model.features import Flags
 from ingot.model.reading.lazy import Many, as_many

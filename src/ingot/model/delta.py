@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.errors import FormatError
 
 KEY = "delta"

@@ -9,8 +9,9 @@ gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from ingot.core.runtime import native
 
@@ -172,3 +173,28 @@ def pattern_of(name: str) -> str:
 def any_ends(names: Iterable[str], endings: Sequence[str]) -> bool:
     """Whether any of the names ends with one of these."""
     return native.kernels.any_ends([*names], endings)
+
+
+Item = TypeVar("Item")
+Groups = list[tuple[str, list[Item]]]
+
+
+def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callable[[Item], Any]) -> Groups[Item]:
+    """Group items that differ in the numbers of their names only: ``model.layers.*.mlp.up_proj.weight`` and its items.
+
+    Parameters
+    ----------
+    items : iterable
+        Tensors, or what stands for them, in the order of the table.
+    name, key : callable
+        The tensor's name of an item; what else must be equal.
+
+    Returns
+    -------
+    list of (str, list)
+        The pattern (of one item its name) and the items.
+    """
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault((pattern_of(name(item)), key(item)), []).append(item)
+    return [(name(group[0]) if len(group) == 1 else pattern, group) for (pattern, _), group in groups.items()]

@@ -10,9 +10,10 @@ import numpy as np
 from ingot.codecs.base import Encoder
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, LOW_RANK
-from ingot.codecs.trellis.values import values_of as trellis_values
+from ingot.codecs.trellis.streams import values_of as trellis_values
 from ingot.codecs.wrap.low_rank import LowRankEncoder
-from ingot.core.numeric.floats import cast
+from ingot.codecs.wrap.low_rank_fit import factors as plain_factors
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import UsageError
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.part import memory_part
@@ -20,7 +21,6 @@ from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import OFFSETS, Rounded
-from ingot.quantization.low_rank import factors_under
 from ingot.quantization.rounding import TWO_SIDED, multiply, values_of
 from ingot.quantization.tensor import (
     Outcome,
@@ -32,6 +32,39 @@ from ingot.quantization.tensor import (
     rounding_memory,
 )
 from ingot.quantization.trellis import RoundedMatrix
+
+_TINY = np.finfo(np.float64).tiny
+
+
+def factors_under(rows: Array, max_rank: int, error: float | None, factors: Factors) -> tuple[Array, Array]:
+    """Return left [rows, r] and right [r, cols] in f64; see ``low_rank_fit.factors`` for ``max_rank`` and ``error``.
+
+    ``error`` is a fraction of the norm under the factors. Columns of left have the norms of the rows of right.
+    """
+    inner, outer = _roots(factors)
+    left_factor, right = plain_factors(_white(rows, inner, outer), max_rank, error)
+    if outer is not None:
+        left_factor = np.linalg.solve(outer.T, left_factor)
+    right = np.linalg.solve(inner.T, right.T).T
+    norms = np.maximum(np.linalg.norm(left_factor, axis=0), _TINY)
+    even = np.sqrt(np.maximum(np.linalg.norm(right, axis=1), _TINY) / norms)
+    return left_factor * even, right / even[:, None]
+
+
+def whiten(rows: Array, factors: Factors) -> Array:
+    """Return ``M^T W L``, f64 [rows, cols]: its squared norm is that of the matrix under the factors."""
+    return _white(rows, *_roots(factors))
+
+
+def _roots(factors: Factors) -> tuple[Array, Array | None]:
+    inner = np.linalg.cholesky(factors.inputs.astype(np.float64))
+    return inner, None if factors.outputs is None else np.linalg.cholesky(factors.outputs.astype(np.float64))
+
+
+def _white(rows: Array, inner: Array, outer: Array | None) -> Array:
+    white: Array = rows.astype(np.float64) @ inner
+    return white if outer is None else outer.T @ white
+
 
 OutcomeCallback = Callable[[Sequence[Outcome]], object]
 _SCALES = "scales"

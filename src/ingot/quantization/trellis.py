@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
-from ingot.codecs.trellis.values import values_of
-from ingot.core.numeric.floats import cast
+from ingot.codecs.trellis.streams import band_for, bands_of, pack_band, values_of
+from ingot.core.numeric.dtypes import cast
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError

@@ -11,7 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.layouts.ids import codec_named
+from ingot.model.layouts.base import codec_named
 from ingot.quantization.choice import parse_quantizer
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured

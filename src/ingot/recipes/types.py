@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout

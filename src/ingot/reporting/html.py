@@ -9,8 +9,7 @@ from math import prod
 
 from ingot.errors import printable
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Column, Kind, Report, Table
-from ingot.reporting.text import LEFT, cell, number, told
+from ingot.reporting.report import LEFT, Column, Kind, Report, Table, cell, number, told
 
 _ROWS = 60
 _LONG = ("tensor", "says", "file", "model")

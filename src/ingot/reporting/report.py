@@ -6,9 +6,12 @@ The result of an operation is a dataclass whose annotations state the units of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
+
+from ingot.core.runtime.memory import format_size
+from ingot.errors import printable
 
 Kind = Literal[
     "text",  # one line; None is none
@@ -147,3 +150,117 @@ def table_of(name: str, items: Iterable[Any], kind: type[Any], heads: Mapping[st
 def kind_of(annotation: Any) -> Kind:
     """Return what a value is by its annotation's text; what is none of the names above is ``data``."""
     return _KINDS.get(str(annotation).removesuffix(" | None"), "data")
+
+
+class Measured(Protocol):
+    """A tensor of a report; ``error`` is what ``core.stats.ErrorStats.summary`` gave, None where nothing was lost."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def error(self) -> Mapping[str, float] | None: ...
+
+
+T = TypeVar("T", bound=Measured)
+
+
+def worst_of(tensors: Iterable[T]) -> T | None:
+    """Return the tensor with the lowest signal-to-noise ratio."""
+    lossy = [tensor for tensor in tensors if tensor.error]
+    return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
+
+
+def loss(tensors: Iterable[Measured], exact: str | None) -> tuple[list[Figure], Sequence[Line]]:
+    """Return figures and lines on what was lost: ``exact`` words where nothing was, else the worst tensor if any."""
+    if exact is not None:
+        return [], [Line(exact, "exact")]
+    worst = worst_of(tensors)
+    return ([], ()) if worst is None or worst.error is None else (_figures(worst.name, worst.error), _LINES)
+
+
+def _figures(name: str, error: Mapping[str, float]) -> list[Figure]:
+    return [
+        Figure("worst", name, data=False),
+        Figure("snr", error["snr_db"], "number", data=False),
+        Figure("rms", error["rms"], "number", data=False),
+        Figure("max_abs", error["max_abs"], "number", data=False),
+    ]
+
+
+_LINES = (
+    Line("worst tensor {worst}: SNR {snr} dB, RMS {rms}, max {max_abs}", "error"),
+    Line("           (weight error is not quality: evaluate the model)"),
+)
+
+
+LEFT: tuple[Kind, ...] = ("text", "texts", "shape", "flag")
+"""What stands on the left in a table; all else are numbers."""
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Format a figure to ``digits`` significant digits."""
+    return f"{value:.{digits}g}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape as ``768x288``."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def size_text(count: int) -> str:
+    """Format bytes for people."""
+    return format_size(count)
+
+
+def told(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterator[tuple[Line, str]]:
+    """Yield each line with its words and the figures in them: once, or for every item of a list."""
+    texts = {name: text_of(item.value, item.kind) for name, item in figures.items() if item.kind != "data"}
+    for item in lines:
+        if not item.each:
+            yield item, item.words.format_map(texts)
+            continue
+        for value in figures[item.each].value:
+            yield item, item.words.format_map({**texts, "item": text_of(value, "text")})
+
+
+def cell(value: Any, column: Column) -> str:
+    """Return a value as a cell: nothing is an empty one."""
+    if value is None and column.kind != "error":
+        return ""
+    return _CELLS.get(column.kind, lambda value: text_of(value, column.kind))(value)
+
+
+def text_of(value: Any, kind: Kind) -> str:
+    """Return a value as people read it."""
+    if value is None:
+        return "-" if kind == "error" else "none"
+    return _TEXTS.get(kind, _words)(value)
+
+
+def _words(value: Any) -> str:
+    return printable(str(value))
+
+
+_TEXTS: Mapping[Kind, Callable[[Any], str]] = {
+    "bits": lambda value: f"{value:.3f}",
+    "bytes": lambda value: size_text(int(value)),
+    "cosine": lambda value: f"{value:.6f}",
+    "count": lambda value: f"{value:,}",
+    "counts": lambda value: ", ".join(f"{count} {name}" for name, count in value.items()) or "none",
+    "decibels": lambda value: f"{value:.2f} dB",
+    "error": lambda value: number(value) if value else "exact",
+    "flag": lambda value: "yes" if value else "no",
+    "number": number,
+    "position": str,
+    "ratio": lambda value: f"{100 * value:.1f} %",
+    "seconds": lambda value: f"{value:.2f} s",
+    "shape": shape_text,
+    "speed": lambda value: f"{size_text(int(value))}/s",
+    "texts": lambda value: ", ".join(map(str, value)),
+    "times": lambda value: f"{value}" if value > 1 else "",
+}
+# In a table the head has the unit, and what stands below each other has as many digits.
+_CELLS: Mapping[Kind, Callable[[Any], str]] = {
+    "bits": lambda value: f"{value:.2f}",
+    "decibels": lambda value: f"{value:.2f}",
+}

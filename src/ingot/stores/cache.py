@@ -12,10 +12,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from ingot.core.files.atomic import flush_tree
-from ingot.core.files.oserrors import write_error
-from ingot.core.files.paths import local_path
-from ingot.core.files.rename import exchange
-from ingot.core.files.system import flush, remove_tree, rename
+from ingot.core.files.system import exchange, flush, local_path, remove_tree, rename, write_error
 from ingot.stores.local import LocalStore
 
 

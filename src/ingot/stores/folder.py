@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from ingot.core.files.atomic import atomic_write
 from ingot.core.files.joining import Joining
-from ingot.core.files.oserrors import write_error
-from ingot.core.files.system import flush, remove, remove_tree
+from ingot.core.files.system import flush, remove, remove_tree, write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
 

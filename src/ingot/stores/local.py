@@ -7,24 +7,147 @@ changes, and a file larger than the machine's memory maps all the same.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import BinaryIO, cast
+from urllib.parse import quote, unquote, urlsplit
 
 from ingot.core.files import system
-from ingot.core.files.oserrors import read_error, write_error
-from ingot.core.files.paths import local_path
-from ingot.errors import IngotError, ResourceError, UsageError
+from ingot.core.files.system import local_path, read_error, write_error
+from ingot.errors import FormatError, IngotError, ResourceError, UsageError
 from ingot.model.bytesource import Buffer, ByteSource, DiskSink, Stamp
-from ingot.model.store import Listing, Store
-from ingot.stores.files import MmapSource, PreadSource, open_regular, stamp_of
-from ingot.stores.local_names import file_name, path_of, url_of
-from ingot.stores.mounts import is_network
-from ingot.stores.reads import MAX_CALL, flat, read_all
-from ingot.stores.scan import is_folder, is_regular, tree
+from ingot.model.store import Listing, Store, checked_name
+from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, flat, open_regular, read_all, stamp_of
+
+
+def file_name(name: str, where: str) -> str:
+    """Return the name of a file in a store that is a folder here.
+
+    Raises ``FormatError`` ``store.escape`` as ``checked_name``, and for what is no file's name on this system.
+    """
+    checked_name(name, where)
+    if not all(map(system.is_name, name.split("/"))):
+        raise FormatError(
+            "store.escape",
+            f"expected a name that a file of this system can have, found {name[:200]!r}: rename it on another",
+            where=where,
+        )
+    return name
+
+
+def path_of(text: str) -> Path:
+    """Return the path that a ``file:`` address means; any other text is a path as it is.
+
+    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
+    """
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme.lower() != "file":
+        return local_path(text)
+    return local_path(path_text(rest, text, windows=isinstance(Path(), PureWindowsPath)))
+
+
+def path_text(rest: str, text: str, *, windows: bool) -> str:
+    """Return the path in what follows ``file:`` in an address; errors as ``path_of``, with ``text`` in the message."""
+    address = urlsplit(rest, scheme="file")
+    path = unquote(address.path, errors="surrogateescape")
+    host = "" if address.netloc == "localhost" else address.netloc
+    good = not host
+    if windows:  # file:///C:/folder, file://server/share
+        good, path = (True, f"//{host}{path}") if host else (path[2:3] == ":", path[1:])
+    if not good or not address.path.startswith("/") or address.query or address.fragment:
+        raise UsageError(
+            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
+        )
+    return path
+
+
+def url_of(path: Path) -> str:
+    """Return the address of a path, which need not exist: from the root, links kept."""
+    return address_of(path.absolute())
+
+
+def address_of(path: PurePath) -> str:
+    """Return the ``file:`` address of a whole path; of Windows' ``file:///C:/folder`` or ``file://server/share``."""
+    if not isinstance(path, PureWindowsPath):
+        return f"file://{quote(os.fsencode(path))}"
+    text = quote(path.as_posix(), safe="/:")
+    return f"file:{text}" if text.startswith("//") else f"file:///{text}"
+
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+_NETWORK_TYPES = """
+9p acfs afs beegfs ceph cifs coda davfs fuse gfs gfs2 glusterfs gpfs lustre mmfs ncpfs nfs nfs4 ocfs2 orangefs panfs
+prl_fs pvfs2 smb2 smb3 smbfs vboxsf vmhgfs
+"""
+NETWORK = frozenset(_NETWORK_TYPES.split())
+
+
+def is_network(folder: str) -> bool:
+    """Whether the resolved absolute path ``folder`` lies on a network file system (any ``fuse.*`` counts as one)."""
+    kind = filesystem(folder)
+    return kind in NETWORK or kind.startswith("fuse.")
+
+
+@lru_cache(maxsize=256)
+def filesystem(folder: str) -> str:
+    """Return the type of the file system that ``folder`` (resolved, absolute) lies on; "" if unknown."""
+    try:
+        table = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+    return _innermost(table, folder)
+
+
+def _innermost(table: str, folder: str) -> str:
+    """Return the type at the longest mount point above ``folder``; of equal ones the last, which hides the others."""
+    best, kind = -1, ""
+    for line in table.splitlines():
+        before, dash, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not dash or len(fields) < 5:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]).rstrip("/")
+        if len(point) >= best and (folder == point or folder.startswith(point + "/")):
+            best, kind = len(point), after.split(" ")[0]
+    return kind
+
+
+def tree(folder: str, prefix: str) -> Iterator[str]:
+    """Yield ``prefix`` and the names of all that lies in a folder, at any depth, as ``Store.tree`` does."""
+    try:
+        with os.scandir(folder) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
+    except OSError as error:
+        raise read_error(error, folder) from error
+    if prefix and not entries:
+        yield prefix
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from tree(entry.path, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name
+
+
+def is_regular(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link to one."""
+    try:
+        return entry.is_file()
+    except OSError:  # a link in a circle
+        return False
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
 
 IO_MODES = ("auto", "mmap", "pread")
 

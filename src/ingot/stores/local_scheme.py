@@ -5,11 +5,10 @@ from __future__ import annotations
 import stat
 
 from ingot.core.files.atomic import Staging, atomic_write
-from ingot.core.files.oserrors import read_error, write_error
+from ingot.core.files.system import read_error, write_error
 from ingot.errors import UsageError
 from ingot.model.store import Replaced
-from ingot.stores.local import LocalStore
-from ingot.stores.local_names import path_of, url_of
+from ingot.stores.local import LocalStore, path_of, url_of
 from ingot.stores.scheme import WritableScheme
 from ingot.stores.shared import LocalShared, SharedFolder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from ingot.core.files.paths import local_path
+from ingot.core.files.system import local_path
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
 from ingot.stores.remote.address import shown
 from ingot.stores.scheme import Scheme, WritableScheme

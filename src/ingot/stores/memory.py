@@ -13,7 +13,7 @@ from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name
-from ingot.stores.reads import flat
+from ingot.stores.files import flat
 from ingot.stores.scheme import WritableScheme
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from ingot.core.files.oserrors import write_error
+from ingot.core.files.system import write_error
 from ingot.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from pathlib import Path
 
 from ingot.core.files.atomic import SUFFIX, atomic_write
 from ingot.core.files.locks import lock
-from ingot.core.files.oserrors import read_error, write_error
-from ingot.core.files.system import flush, open_flags, remove, remove_tree, replace
+from ingot.core.files.system import flush, open_flags, read_error, remove, remove_tree, replace, write_error
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import ResourceError
 from ingot.model.store import Store
-from ingot.stores.local import LocalStore, LocalTarget
-from ingot.stores.local_names import file_name
+from ingot.stores.local import LocalStore, LocalTarget, file_name
 
 WAIT = 600.0
 """Seconds that adding and reading wait for somebody who removes."""

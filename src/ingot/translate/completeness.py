@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ingot.artifacts.open import Source
 from ingot.errors import UnsupportedError
+from ingot.formats.safetensors.header import open_file
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX
-from ingot.formats.safetensors.reader import open_file
 from ingot.model.account import list_names
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY as DELTA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import UnsupportedError
 from ingot.translate.families import Family
 

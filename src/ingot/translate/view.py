@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from ingot.artifacts.companions import holds_a_model
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values

@@ -11,7 +11,7 @@ from typing import Any
 from ingot.artifacts.attachments import located, no_attachment, pack_package
 from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
 from ingot.artifacts.open import Source, open_source
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy

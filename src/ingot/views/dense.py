@@ -10,8 +10,7 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.bytes import checksums
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import DTYPES, cast
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout

@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.floats import FLOATS, cast
+from ingot.core.numeric.dtypes import FLOATS, cast
 from ingot.core.runtime.parallel import default_workers
 from ingot.model.bytesource import DerivedSource
 from ingot.model.checkpoint import Checkpoint

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog, FormatWriter, WriteOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,8 +15,7 @@ import transformers
 import ingot
 from ingot.codecs.affine.layer import DecoderLayer
 from ingot.runtime.layers import decoder_layers
-from ingot.runtime.layers.decoder_layers import InNativeCalls, attend_each, put_layers
-from ingot.runtime.layers.growing_cache import ROOM, append
+from ingot.runtime.layers.decoder_layers import ROOM, InNativeCalls, append, attend_each, put_layers
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.transformers import load_model
 from tests.support.models import KINDS, SMALL

@@ -20,7 +20,7 @@ from ingot.core.runtime.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.runtime.evaluation import evaluate as evaluate_module
-from ingot.runtime.evaluation.eval_gate import judged, parse_gate
+from ingot.runtime.evaluation.eval_report import judged, parse_gate
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import MissingExtraError, UnsupportedError, UsageError
 from ingot.model.tensor import FRAMEWORKS

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from ingot.cli.output import progress_bar
-from ingot.cli.tables import BARS, line
+from ingot.cli.output import BARS, line, progress_bar
 from ingot.core.runtime.progress import ProgressEvent
 
 

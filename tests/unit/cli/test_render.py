@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.render import data_of, render
+from ingot.cli.output import data_of, render
 from ingot.codecs.table import CODECS
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.inspect.catalog import codecs_report, formats_report
 from ingot.inspect.inspect import inspect
 from ingot.reporting.report import (

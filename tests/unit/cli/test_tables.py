@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.tables import line, shortened, table
+from ingot.cli.output import line, shortened, table
 from ingot.codecs.table import CODECS
-from ingot.model.layouts.short_name import codec_name
-from ingot.naming.layers import equal_layers
+from ingot.model.layouts.table import codec_name
+from ingot.naming.names import equal_layers
 
 NAMES = [f"model.layers.{i}.{kind}_layernorm.weight" for i in range(12) for kind in ("input", "post")]
 

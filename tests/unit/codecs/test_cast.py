@@ -159,7 +159,7 @@ def test_the_kernel_agrees_with_numpy_bit_for_bit(source: str, target: str, monk
     with np.errstate(all="ignore"):
         values = values.astype(numpy_dtype(source))
     fast = cast(values, target)
-    monkeypatch.setattr("ingot.core.numeric.floats.FLOATS", ())
+    monkeypatch.setattr("ingot.core.numeric.dtypes.FLOATS", ())
     assert bits(cast(values, target)) == bits(fast)
 
 

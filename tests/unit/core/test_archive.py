@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core.files import archive, archive_names
+from ingot.core.files import archive
+from ingot.core.files import archive as archive_names
 from ingot.core.files.archive import pack, unpack
 from ingot.errors import FormatError, IngotError, IntegrityError
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.files import cgroup
+from ingot.core.runtime import memory as cgroup
 from ingot.core.runtime import parallel
 from ingot.core.runtime.parallel import default_workers, for_ranges, ordered, ordered_together
 from ingot.errors import UsageError

@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from ingot.core.parsing import columns, spans
+from ingot.core.parsing import columns
+from ingot.core.parsing import columns as spans
 from ingot.naming.names import any_ends
 
 MASK = (1 << 64) - 1

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import ingot
-from ingot.core.parsing.structs import WARM
+from ingot.core.parsing.strictjson import WARM
 
 RACE = """
 import sys, threading

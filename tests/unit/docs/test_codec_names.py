@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ingot
 from ingot.codecs.table import CODECS
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import file_id
 
 ROOT = Path(ingot.__file__).parent
 NAMES = {*CODECS, *map(file_id, CODECS)}

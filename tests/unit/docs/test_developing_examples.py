@@ -51,7 +51,7 @@ USE_DIALECT = """
 import numpy as np
 import ingot
 from ingot.errors import FormatError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 
 FORMATS.add("rows8", "rows8:Rows8Format")  # instead of the line in formats/table.py
 with ingot.open("packed") as ckpt:

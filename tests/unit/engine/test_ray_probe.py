@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cluster import ray_probe
+from ingot.cluster import ray as ray_probe
 from ingot.errors import IngotError
 
 

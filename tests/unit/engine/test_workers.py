@@ -19,11 +19,12 @@ import pytest
 
 import ingot
 from ingot import errors
-from ingot.cluster import messages, process
+from ingot.cluster import messages
+from ingot.cluster import pool as process
 from ingot.cluster.messages import Answer, Beat, Task, WorkerLostError
 from ingot.cluster.pool import Processes, WorkerPool
 from ingot.cluster.scheduler import run_tasks
-from ingot.cluster.task_types import TASK_TYPES
+from ingot.cluster.tasks import TASK_TYPES
 from ingot.cluster.worker import answer
 from ingot.core import isolation
 from ingot.errors import IngotError

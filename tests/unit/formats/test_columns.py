@@ -16,10 +16,10 @@ from ingot.core.parsing import columns
 from ingot.core.runtime import native
 from ingot.errors import IngotError
 from ingot.ext.squizd import section_reader
+from ingot.formats.detect import FORMATS
 from ingot.formats.gguf import cursor as gguf_cursor
 from ingot.formats.gguf import header as gguf_header
 from ingot.formats.safetensors import header as safetensors_header
-from ingot.formats.table import FORMATS
 from ingot.formats.zt import reader as zt_reader
 from ingot.formats.zt2 import rules as zt2_rules
 from ingot.stores.memory import MemoryStore

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
-from ingot.formats.detect import detect_file, detect_folder
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS, detect_file, detect_folder
 
 ST_HEAD = (10).to_bytes(8, "little") + b'{"a": 1}'
 

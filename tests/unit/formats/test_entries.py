@@ -10,8 +10,8 @@ import pytest
 from ingot.core.parsing import cbor
 from ingot.ext.squizd.directory import Directory, EncodedEntries, Entry, build
 from ingot.ext.squizd.directory import parse as parse_directory
-from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.manifest import Entries
+from ingot.formats.zt2.writer import Blobs
 
 NAMES = ("b", "a", "aa", "é", "z" * 23, "z" * 24, "ß" * 12, "\U0001f600", "￿x", "a" * 300)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.stores.memory import MemoryStore
 from tests.support.stores import CountingStore
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
-from ingot.formats.table import FORMATS
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import NOTHING
+from ingot.formats.detect import FORMATS
+from ingot.model.artifact import NOTHING, Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store

@@ -19,7 +19,7 @@ from ingot.core.bytes import checksums
 from ingot.core.bytes.chunk_digests import CHUNK, LARGE, ChunkedHasher
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.formats.base import WriteOptions
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.reader import read_catalog
 from ingot.model.artifact import Artifact

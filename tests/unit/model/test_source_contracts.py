@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.codecs.affine.windows import ComputedRows
 from ingot.core.bytes import encodings
-from ingot.ext.squish.npydir.files import ZstdFile
+from ingot.ext.squish.npydir.arrays import ZstdFile
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.bytesource import DerivedSource, MemorySource, Stamp, StampedSource
 from ingot.model.part import Part

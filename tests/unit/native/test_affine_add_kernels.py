@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import add_rows, layout
 from ingot.codecs.delta.base import delta_codec
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits
+from ingot.core.numeric.dtypes import as_bits, numpy_dtype
 from ingot.core.runtime import isa, native
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Group

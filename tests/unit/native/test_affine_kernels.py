@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits
+from ingot.core.numeric.dtypes import as_bits, numpy_dtype
 from ingot.core.runtime import native
 from tests.support.reference import affine as reference
 from tests.support.reference.affine import Grid

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from tests.support.reference import affine_zeros as reference
 

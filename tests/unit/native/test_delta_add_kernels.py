@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits
+from ingot.core.numeric.dtypes import as_bits, numpy_dtype
 from ingot.core.runtime import native
 from tests.support.reference import delta_add as reference
 

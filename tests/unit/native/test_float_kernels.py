@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, cast, cast_into
+from ingot.core.numeric.dtypes import as_bits, cast, cast_into, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.core.runtime import native
 from ingot.errors import UnsupportedError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.blocks.encode import LEVELS
-from ingot.core.numeric.floats import as_bits, cast
+from ingot.core.numeric.dtypes import as_bits, cast
 from ingot.core.runtime import native
 from ingot.model.layouts.ggml import TYPES
 from tests.support.reference.ggml_encode import KINDS, encoded

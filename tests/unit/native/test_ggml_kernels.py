@@ -8,7 +8,7 @@ import pytest
 from ingot.codecs.blocks.apart import INCOMPATIBLE_SCALES
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.codecs.scaled_codebook.tables import numbers
-from ingot.core.numeric.floats import cast, written
+from ingot.core.numeric.dtypes import cast, written
 from ingot.core.runtime import native
 from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES

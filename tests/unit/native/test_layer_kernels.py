@@ -9,7 +9,7 @@ import pytest
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.layer import DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core.numeric.floats import as_bits
+from ingot.core.numeric.dtypes import as_bits
 from ingot.testing.codecs import encode_tensor
 from tests.support.reference import layer as reference
 

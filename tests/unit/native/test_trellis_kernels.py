@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.trellis.streams import pack_band
-from ingot.codecs.trellis.values import values_of
+from ingot.codecs.trellis.streams import pack_band, values_of
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import isa, native
 from ingot.model.layouts.trellis import TrellisLayout

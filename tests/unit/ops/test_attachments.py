@@ -31,8 +31,8 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.run import convert
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.formats.table import FORMATS
-from ingot.model.attachments import Attachments
+from ingot.formats.detect import FORMATS
+from ingot.model.artifact import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part

@@ -165,7 +165,7 @@ def test_a_source_replaced_meanwhile_is_read_as_it_was(model: Path, tmp_path: Pa
 def test_room_for_chunks_does_not_depend_on_what_the_process_holds(model: Path, tmp_path: Path) -> None:
     """Without a ceiling, a caller that holds much memory already is no reason to refuse."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.conversion.target.anonymous_in_use", lambda: 1 << 50)
+        patch.setattr("ingot.conversion.prepare_source.anonymous_in_use", lambda: 1 << 50)
         assert convert(model, tmp_path / "out.zt", "int4").tensors
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
-from ingot.core.files import disk
+from ingot.core.files import atomic as disk
 from ingot.delta.diff import diff
 from ingot.delta.patch import patch
 from ingot.errors import IngotError, ResourceError, UsageError

@@ -11,10 +11,9 @@ from ingot.codecs.table import CODECS
 from ingot.errors import CodecError, FormatError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.quantization.choice import parse_quantizer, round_with
-from ingot.quantization.encode import RoundingEncoder, along, encoder_under, stretch
+from ingot.quantization.encode import RoundingEncoder, along, encoder_under, factors_under, stretch, whiten
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import Rounded
-from ingot.quantization.low_rank import factors_under, whiten
 from ingot.quantization.rounding import error_under, values_of
 from ingot.quantization.tensor import Outcome, damping_for
 

@@ -20,8 +20,8 @@ from ingot.model.tensor import Tensor
 from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import feedback_factor, no_factors
 from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
-from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
+from ingot.quantization.tensor import parts_of
 from tests.unit.quantizers.test_rounding import factors, matrix
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)

@@ -14,8 +14,8 @@ from ingot.model.tensor import Tensor
 from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, no_factors
 from ingot.quantization.grid import Grid, TrellisGrid
-from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import QUANTIZERS, error_under, round_matrix
+from ingot.quantization.tensor import parts_of
 from ingot.quantization.trellis import round_streams
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.stores import mounts
+from ingot.stores import local as mounts
 
 TABLE = """\
 22 27 0:21 / / rw,relatime - ext4 /dev/root rw

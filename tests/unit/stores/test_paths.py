@@ -16,7 +16,7 @@ PACKAGES = (
 )
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))])
 
-HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.files.paths"}
+HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.files.system"}
 WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: Location.write
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from ingot.core.files import locks, rename, system
-from ingot.core.files.oserrors import write_error
+from ingot.core.files import locks, system
+from ingot.core.files import system as rename
+from ingot.core.files.system import write_error
 from ingot.core.runtime import memory
 from ingot.errors import FormatError, UsageError
-from ingot.stores.local_names import address_of, file_name, path_text
+from ingot.stores.local import address_of, file_name, path_text
 from ingot.stores.location import Location
 
 

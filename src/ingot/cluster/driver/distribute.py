@@ -28,14 +28,13 @@ from ingot.cluster.run_task import (
     run_task,
 )
 from ingot.cluster.task_runner import TaskRunner
-from ingot.cluster.task_types import TaskType
-from ingot.cluster.tasks import runs_of
+from ingot.cluster.tasks import TaskType, runs_of
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
-from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
+from ingot.engine.work import Plan
 from ingot.errors import FormatError
 from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles

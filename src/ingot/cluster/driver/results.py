@@ -17,8 +17,7 @@ from ingot.cluster.run_task import SharedWriter, has_fixed_place, is_fitted
 from ingot.core.bytes import checksums
 from ingot.engine.data import unplain
 from ingot.engine.execute import Target
-from ingot.engine.plan import Plan
-from ingot.engine.work import Step
+from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError
 from ingot.formats.by_many import BlobLocation, OpenFiles, Read, Skips, read_place
 from ingot.model.bytesource import Buffer

@@ -18,10 +18,9 @@ from ingot.cluster.messages import Task, WorkerLostError
 from ingot.cluster.pool import Pool
 from ingot.cluster.run_task import OpenJob
 from ingot.cluster.scheduler import WorkerStats, run_tasks
-from ingot.cluster.task_types import TASK_TYPES, TaskType
-from ingot.cluster.tasks import runs_of
+from ingot.cluster.tasks import TASK_TYPES, TaskType, runs_of
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.core.runtime.progress import Progress
 from ingot.errors import FormatError, IntegrityError
 

@@ -6,8 +6,7 @@ from copy import copy
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.tensor import Array

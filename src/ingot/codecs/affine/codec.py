@@ -11,20 +11,88 @@ import numpy as np
 from ingot.codecs.affine.encode import AffineEncoder, prepare
 from ingot.codecs.affine.offset import repack
 from ingot.codecs.affine.parts import BlockScales, PackedReader, ScalesReader
-from ingot.codecs.affine.points import WHY_NOT, as_points
+from ingot.codecs.affine.repack import number_chunks
 from ingot.codecs.affine.rows import STEP, add_rows, decode_rows
 from ingot.codecs.affine.to_words import to_words
+from ingot.codecs.affine.windows import Windows, computed_part
 from ingot.codecs.base import AddingReader, Codec, Repacked, Rows, cannot, result
 from ingot.codecs.blocks.repack import to_blocks
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
-from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.affine import CODES, ROLES, SCALE_DTYPES, SCALES, AffineLayout, natural
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, as_bits, file_bytes, float_name, from_file, written
+from ingot.core.runtime import native
+from ingot.errors import CodecError, IntegrityError, UnsupportedError
+from ingot.model.layouts.affine import (
+    CODES,
+    NO_ZERO,
+    POINTS,
+    ROLES,
+    SCALE_DTYPES,
+    SCALES,
+    ZEROS,
+    AffineLayout,
+    Constant,
+    natural,
+)
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
+
+WHY_NOT = "for some scale, the zero point -offset / scale is no integer in the range of the codes"
+
+
+def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
+    """Return a checked tensor with offsets as a tensor with zero points, computed on demand.
+
+    If every zero point is the middle code, the result has no zero points. None unless every value keeps its bits but
+    for the sign of a zero. Reads scales and offsets, and checks their digests.
+    """
+    if stored.block is not None or stored.matrix is not None:
+        return None
+    fits = same = True
+    middle = 0 if stored.signed else 1 << (stored.bits - 1)
+    for scales, zeros in zip(number_chunks(tensor.parts[SCALES]), number_chunks(tensor.parts[ZEROS]), strict=True):
+        points = points_of(scales, zeros, stored)  # reads to the end, for the digests
+        fits = fits and points is not None
+        same = same and points is not None and native.kernels.affine_equal(as_bits(points), float_name(points), middle)
+    if not fits:
+        return None
+    if same:
+        layout = replace(stored, zero=Constant(middle) if middle else NO_ZERO)
+        parts = {role: part for role, part in tensor.parts.items() if role != ZEROS}
+        return replace(tensor, parts=parts, params=layout.attributes())
+    rows = tensor.matrix_shape[0]
+    lines = 1 if stored.per_tensor else rows
+    width = tensor.parts[SCALES].nbytes // max(lines, 1)
+    windows = [Windows(tensor.parts[role], lines, width) for role in (SCALES, ZEROS)]
+
+    def make(first: int, last: int) -> Array:
+        rows = slice(first, last)
+        steps, shifts = (
+            from_file(np.ascontiguousarray(part.read(rows, 0, width)).reshape(-1), stored.scales) for part in windows
+        )
+        points = points_of(steps, shifts, stored)
+        if points is None:
+            raise IntegrityError(
+                "store.changed",
+                "the offsets differ from an earlier read: the source changed meanwhile; run again",
+                where=tensor.name,
+            )
+        return np.frombuffer(file_bytes(points), np.uint8)
+
+    computed = computed_part(tensor.parts[ZEROS], stored.scales, lines, width, make)
+    layout = replace(stored, zero=POINTS)
+    return replace(tensor, parts={**tensor.parts, ZEROS: computed}, params=layout.attributes())
+
+
+def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
+    """Return the zero points that are equivalent to offsets, in their type; None unless every value stays equal."""
+    lowest = -(1 << (layout.bits - 1)) if layout.signed else 0
+    highest, points = lowest + (1 << layout.bits) - 1, np.empty_like(scales)
+    fits = native.kernels.affine_points(
+        as_bits(scales), as_bits(zeros), lowest, highest, written(points), float_name(scales)
+    )
+    return points if fits else None
 
 
 class AffineReader(AddingReader):

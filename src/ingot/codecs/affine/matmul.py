@@ -7,8 +7,7 @@ import numpy as np
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import decode_rows
 from ingot.codecs.tiles import Product
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout, natural

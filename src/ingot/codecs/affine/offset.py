@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.codecs.affine.repack import AffineRepack, AffineRepackReader, difference, number_chunks
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.numeric.floats import as_bits, cast, float_name, written
+from ingot.core.numeric.dtypes import as_bits, cast, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from ingot.codecs.affine.sign import SIGNS
-from ingot.codecs.options import option_error, require_known
+from ingot.codecs.base import option_error, require_known
 from ingot.codecs.range_probe import AUTO
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import (

@@ -14,8 +14,7 @@ import numpy as np
 from ingot.codecs.affine.parts import PackedReader, ScalesReader
 from ingot.codecs.affine.rows import join_rows
 from ingot.codecs.affine.windows import ComputedRows
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import as_bits, cast, float_name, written
+from ingot.core.numeric.dtypes import as_bits, cast, float_name, from_file, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, FLAT_LSB, ROWS_LSB, SCALES, ZEROS, AffineLayout, Grid, Group

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 
 from ingot.core.numeric.buffers import HUGE, enter
-from ingot.core.numeric.floats import LARGEST, as_bits, cast_into, float_name, written
+from ingot.core.numeric.dtypes import LARGEST, as_bits, cast_into, float_name, written
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.errors import CodecError

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import LARGEST
+from ingot.core.numeric.dtypes import LARGEST, numpy_dtype
 from ingot.model.tensor import Array
 
 SIGNS = ("sign", "sign-rms")

@@ -11,8 +11,7 @@ from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks, 
 from ingot.codecs.affine.word_codes import pack_planes, pack_points, pack_words, unpack_codes
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core.numeric.buffers import scratch, turn_into
-from ingot.core.numeric.dtypes import file_bytes, from_file, numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.numeric.dtypes import as_bits, file_bytes, float_name, from_file, numpy_dtype
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points

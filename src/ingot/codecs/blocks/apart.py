@@ -8,8 +8,7 @@ from math import gcd
 import numpy as np
 
 from ingot.core.numeric.buffers import scratch
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS

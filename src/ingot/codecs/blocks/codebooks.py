@@ -8,7 +8,7 @@ from ingot.codecs.affine.repack import number_chunks
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.codecs.blocks.apart import as_f16, pack, source_changed, why_incompatible
 from ingot.codecs.scaled_codebook.repack import repack
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.model.layouts.alternatives import CODEBOOKS
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, ScaledCodebookLayout

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import IMPORTANCE, Encoder, column_weights, option_error, require_known, source_dtype
 from ingot.codecs.blocks.values import BlockDecoder
-from ingot.codecs.options import IMPORTANCE, column_weights, option_error, require_known, source_dtype
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core.numeric.floats import FLOATS, as_bits, float_name
+from ingot.core.numeric.dtypes import FLOATS, as_bits, float_name
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import matrix_shape

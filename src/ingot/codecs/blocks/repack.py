@@ -10,7 +10,7 @@ from ingot.codecs.affine.offset import offsets
 from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.blocks.apart import as_f16, pack, source_changed
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.model.layouts.affine import CODES, OFFSETS, POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout, Constant
 from ingot.model.layouts.alternatives import AFFINE
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout

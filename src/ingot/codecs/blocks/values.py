@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.codecs.blocks.grids import OF_TYPE, grid
-from ingot.core.numeric.floats import LARGEST, float_name, written
+from ingot.core.numeric.dtypes import LARGEST, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.ggml import GgmlBlocksLayout

@@ -17,8 +17,8 @@ from ingot.codecs.base import AddingReader, BaseEncoder, Codec, Encoder, RowRead
 from ingot.codecs.delta.flat import PairEncoder
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
+from ingot.core.numeric.dtypes import as_bits, cast_into, float_name
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.core.numeric.floats import as_bits, cast_into, float_name
 from ingot.core.registry import Instances
 from ingot.core.runtime import native
 from ingot.errors import UnsupportedError

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ingot.codecs.base import STEP
 from ingot.codecs.cast import flat
-from ingot.codecs.chunks import STEP
 from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.delta.exact_chunks import (
     CHUNK,

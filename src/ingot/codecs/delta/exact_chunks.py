@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.codecs.cast import flat
-from ingot.codecs.chunks import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core.numeric.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges

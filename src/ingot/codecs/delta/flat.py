@@ -14,8 +14,7 @@ from ingot.codecs.base import AddingReader, BaseEncoder, Encoder
 from ingot.codecs.cast import flat
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.buffers import HUGE, enter, scratch
-from ingot.core.numeric.dtypes import STORAGE_DTYPES, dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import STORAGE_DTYPES, as_bits, dtype, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.spec import PartSpec

@@ -33,7 +33,7 @@ from ingot.codecs.delta.flat import (
 from ingot.codecs.delta.readers import Codes, ElementReader, PositionReader, cast_like
 from ingot.codecs.delta.top import RestObserver, RestRange, StreamedEncoder, grid_of, streams
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.delta import Int4DeltaLayout

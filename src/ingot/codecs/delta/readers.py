@@ -8,8 +8,7 @@ import numpy as np
 
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.flat import BATCH
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import as_bits, float_name, written
+from ingot.core.numeric.dtypes import as_bits, float_name, from_file, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError

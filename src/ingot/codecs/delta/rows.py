@@ -13,16 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, Codec, row_step
+from ingot.codecs.base import ChunkParts, Codec, is_int_between, option_error, require_known, row_step
 from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.table import CODECS, DELTA_ROWS
-from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.core.numeric.floats import FLOATS
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.ids import codec_named, codec_of, file_id
+from ingot.model.layouts.base import codec_named, codec_of, file_id
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 

@@ -29,7 +29,7 @@ from ingot.codecs.delta.flat import (
 )
 from ingot.codecs.delta.readers import Codes, ElementReader, cast_like
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core.numeric.floats import as_bits, written
+from ingot.core.numeric.dtypes import as_bits, written
 from ingot.core.runtime import native
 from ingot.model.layouts.delta import SignDeltaLayout
 from ingot.model.part import Part

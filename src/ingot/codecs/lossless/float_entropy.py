@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, result
+from ingot.codecs.base import MAX_CHUNK, MIN_CHUNK, STEP, Codec, Encoder, Rows, is_chunk, result
 from ingot.codecs.cast import cast_into, flat, require_cast
-from ingot.codecs.chunks import MAX_CHUNK, MIN_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
     LEVELS,
     EntropyParams,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ingot.codecs.base import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.codecs.cast import cast_into
-from ingot.codecs.chunks import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.codecs.cast import cast_into
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import as_bits
+from ingot.core.numeric.dtypes import as_bits, numpy_dtype
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError

@@ -12,7 +12,7 @@ from ingot.codecs.base import Codec, Rows, result
 from ingot.codecs.palette.encode import PaletteEncoder, prepare
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.palette.rows import BitReader, Lookup, expand_vectors, read_tables, require_padding
-from ingot.core.numeric.floats import FLOATS, float_name
+from ingot.core.numeric.dtypes import FLOATS, float_name
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import INDICES, PaletteLayout
 from ingot.model.reading.slices import RunLayout

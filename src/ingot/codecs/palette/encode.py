@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder
+from ingot.codecs.base import Encoder, column_weights, option_error, require_known, source_dtype
 from ingot.codecs.cast import flat
-from ingot.codecs.options import column_weights, option_error, require_known, source_dtype
 from ingot.codecs.palette import fit
 from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, expand_vectors, pack, tables
 from ingot.codecs.range_probe import AUTO, RangeProbe
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import FLOATS, cast, float_name
+from ingot.core.numeric.dtypes import FLOATS, cast, float_name, numpy_dtype
 from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import (

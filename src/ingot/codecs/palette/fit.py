@@ -7,7 +7,7 @@ from math import frexp
 import numpy as np
 
 from ingot.codecs.palette import cells, near
-from ingot.core.numeric.floats import as_bits, cast, float_name
+from ingot.core.numeric.dtypes import as_bits, cast, float_name
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError

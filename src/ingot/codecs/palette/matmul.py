@@ -7,7 +7,7 @@ import numpy as np
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.palette.rows import Lookup, entry_values, tables
 from ingot.codecs.tiles import TileMatrix, bounds
-from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.numeric.dtypes import as_bits, float_name
 from ingot.core.runtime import native
 from ingot.errors import IngotError, UnsupportedError
 from ingot.model.layouts.palette import CODEBOOK, INDICES, PaletteLayout

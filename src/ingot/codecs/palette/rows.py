@@ -8,8 +8,7 @@ import numpy as np
 
 from ingot.codecs.affine.rows import align_rows, skip_bits
 from ingot.codecs.palette.params import run_ids, run_length
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast, numpy_dtype
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any, ClassVar
 
-from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, cannot, decode_by_rows, result
+from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, cannot, decode_by_rows, result, source_dtype
 from ingot.codecs.blocks.codebooks import to_blocks
-from ingot.codecs.options import source_dtype
 from ingot.codecs.palette.rows import require_padding
 from ingot.codecs.scaled_codebook.decode import ArrayWindow, ScaledReader, TransposedReader, Window, decoder_of
 from ingot.codecs.scaled_codebook.encode import ScaledEncoder

@@ -10,8 +10,7 @@ import numpy as np
 from ingot.codecs.base import Rows
 from ingot.codecs.palette.rows import BitReader
 from ingot.codecs.scaled_codebook.tables import numbers
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import LARGEST, cast, cast_into, float_name, written
+from ingot.core.numeric.dtypes import LARGEST, cast, cast_into, float_name, from_file, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.affine import Group, Row

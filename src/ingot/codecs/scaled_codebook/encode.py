@@ -13,8 +13,7 @@ from ingot.codecs.palette.rows import chunk_step, pack
 from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.scaled_codebook.decode import ArrayWindow, Decoder, Scales
 from ingot.codecs.scaled_codebook.tables import Nearest, codes_of, largest, numbers
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import LARGEST, cast
+from ingot.core.numeric.dtypes import LARGEST, cast, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import Whole
 from ingot.model.layouts.base import Shape, matrix_shape

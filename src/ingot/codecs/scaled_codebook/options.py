@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ingot.codecs.options import is_int_between, option_error, require_known
+from ingot.codecs.base import is_int_between, option_error, require_known
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROW, WHOLE, Group

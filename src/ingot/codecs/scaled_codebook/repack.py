@@ -11,8 +11,7 @@ import numpy as np
 from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.scaled_codebook.decode import codebook_of, second_of
 from ingot.codecs.scaled_codebook.tables import TABLES, numbers
-from ingot.core.numeric.dtypes import DTYPES, from_file
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import DTYPES, cast, from_file
 from ingot.model.layouts.affine import Group, Row, Whole
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.scaled_codebook import (

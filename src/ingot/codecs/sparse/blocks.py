@@ -20,8 +20,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.numeric.blocks import Blocks, mask_bytes, spans_of
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError
-from ingot.model.layouts.base import Layout, OtherLayout
-from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.base import Layout, OtherLayout, codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part, memory_part
 from ingot.model.reading.slices import pass_over

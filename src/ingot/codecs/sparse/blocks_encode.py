@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import ChunkParts, Encoder, row_step
-from ingot.codecs.options import is_int_between, option_error, require_known
+from ingot.codecs.base import ChunkParts, Encoder, is_int_between, option_error, require_known, row_step
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError
-from ingot.model.layouts.base import OtherLayout
+from ingot.model.layouts.base import OtherLayout, codec_named
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.ids import codec_named
 from ingot.model.layouts.sparse import BlocksLayout, stored_shape
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array

@@ -14,9 +14,8 @@ from ingot.errors import CodecError
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts import affine, palette
 from ingot.model.layouts.affine import FLAT_LSB, ROWS_LSB, AffineLayout
-from ingot.model.layouts.base import Layout
+from ingot.model.layouts.base import Layout, codec_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.part import Part

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, result
-from ingot.codecs.options import option_error, require_known, source_dtype
+from ingot.codecs.base import Codec, Encoder, Rows, option_error, require_known, result, source_dtype
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
-from ingot.core.numeric.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
+from ingot.core.numeric.dtypes import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges
 from ingot.errors import CodecError, UnsupportedError

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import CodecError
 from ingot.model.tensor import Array
 

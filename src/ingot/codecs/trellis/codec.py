@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import FLOAT_TARGETS, Codec, decode_by_rows, result
-from ingot.codecs.options import source_dtype
+from ingot.codecs.base import FLOAT_TARGETS, Codec, decode_by_rows, result, source_dtype
 from ingot.codecs.trellis.encode import TrellisEncoder, layout_for
 from ingot.codecs.trellis.rows import TrellisReader, check_padding, decode_rows
 from ingot.codecs.trellis.streams import bands_of

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.base import Encoder
-from ingot.codecs.options import is_int_between, option_error, require_known
+from ingot.codecs.base import Encoder, is_int_between, option_error, require_known
 from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.trellis.rows import decode_rows
-from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
-from ingot.codecs.trellis.values import values_of
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.codecs.trellis.streams import band_for, bands_of, pack_band, values_of
+from ingot.core.numeric.dtypes import cast, numpy_dtype
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.base import Shape, matrix_shape

@@ -9,9 +9,8 @@ import numpy as np
 from ingot.codecs.tiles import TileMatrix, bounds
 from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.codecs.trellis.rows import check_padding, decode_rows
-from ingot.codecs.trellis.streams import bands_of
-from ingot.codecs.trellis.values import values_of
-from ingot.core.numeric.floats import as_bits, float_name
+from ingot.codecs.trellis.streams import bands_of, values_of
+from ingot.core.numeric.dtypes import as_bits, float_name
 from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.trellis import SCALES, STREAMS, TrellisLayout

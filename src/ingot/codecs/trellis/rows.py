@@ -6,10 +6,8 @@ import numpy as np
 
 from ingot.codecs.base import Rows
 from ingot.codecs.palette.rows import require_padding
-from ingot.codecs.trellis.streams import bands_of
-from ingot.codecs.trellis.values import values_of
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import LARGEST, cast, float_name, written
+from ingot.codecs.trellis.streams import bands_of, values_of
+from ingot.core.numeric.dtypes import LARGEST, cast, float_name, from_file, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout, inner_rows

@@ -8,13 +8,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
+from ingot.codecs.base import (
+    Codec,
+    Encoder,
+    Rows,
+    decode_by_rows,
+    is_int_between,
+    option_error,
+    require_known,
+    source_dtype,
+)
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import is_int_between, option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import LARGEST, cast, cast_into, float_name
+from ingot.core.numeric.dtypes import LARGEST, cast, cast_into, float_name, from_file, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.part import Part
 from ingot.model.spec import PartSpec

@@ -12,18 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
-from ingot.codecs.options import option_error, require_known, source_dtype
+from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows, option_error, require_known, source_dtype
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import LARGEST, cast, cast_into, float_name
+from ingot.core.numeric.dtypes import LARGEST, cast, cast_into, float_name, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import matrix_shape
+from ingot.model.layouts.base import codec_named, file_id, matrix_shape
 from ingot.model.layouts.corrected import FACTORS, INNER, LEFT, RIGHT, VERSION, CorrectedLayout
-from ingot.model.layouts.ids import codec_named, file_id
 from ingot.model.reading.slices import pass_over
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor

@@ -13,19 +13,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ingot.codecs.base import AddingReader, ChunkParts, Codec, Encoder, decode_by_rows, row_step
+from ingot.codecs.base import (
+    AddingReader,
+    ChunkParts,
+    Codec,
+    Encoder,
+    decode_by_rows,
+    option_error,
+    require_known,
+    row_step,
+    source_dtype,
+)
 from ingot.codecs.cast import cast
 from ingot.codecs.delta.base import round_sum
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
-from ingot.core.numeric import floats
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
-from ingot.core.numeric.floats import float_name
+from ingot.core.numeric import dtypes as floats
+from ingot.core.numeric.dtypes import float_name, from_file, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.ids import codec_named, codec_of, file_id
+from ingot.model.layouts.base import codec_named, codec_of, file_id
 from ingot.model.part import PartReader
 from ingot.model.reading.slices import pass_over
 from ingot.model.spec import PartSpec

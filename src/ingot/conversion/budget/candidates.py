@@ -13,7 +13,7 @@ from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
 from ingot.conversion.packed_layers import MERGED, without_expert
 from ingot.conversion.plan import ConvertPlan, decide, layers_of
-from ingot.conversion.target import untangle
+from ingot.conversion.prepare_source import untangle
 from ingot.core.files.allocation import Allocation, frontier
 from ingot.engine.work import Step
 from ingot.formats.base import Format
@@ -21,8 +21,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.naming.names import role_of
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import parse_recipe
-from ingot.recipes.patterns import exactly
-from ingot.recipes.recipe import Recipe
+from ingot.recipes.recipe import Recipe, exactly
 from ingot.translate.imatrix import names_of
 
 KEEP = "as stored"

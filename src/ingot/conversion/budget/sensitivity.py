@@ -20,7 +20,7 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import SAMPLE, sample_of, sampled_rows, stored_rows
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.statistics import MatrixStatistics, Statistics
 from ingot.model.tensor import Array, Tensor

@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.coreml.build import OPSETS
 from ingot.formats.coreml.llama import constant_name
 from ingot.model.checkpoint import Checkpoint
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 from ingot.views.names import rename, select
 
 CONTEXT = 512

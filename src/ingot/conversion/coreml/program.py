@@ -22,7 +22,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.view import derived
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.location import AnyPath, Location

@@ -9,10 +9,10 @@ from ingot.artifacts.destination import Destination
 from ingot.codecs.table import CODECS
 from ingot.conversion.plan import decide, layers_of
 from ingot.formats.base import Format
+from ingot.formats.detect import FORMATS
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.onnx.forms import BLOCKS
-from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout

@@ -14,7 +14,7 @@ from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.conversion.placement import as_stored
-from ingot.core.numeric.floats import FLOATS, cast
+from ingot.core.numeric.dtypes import FLOATS, cast
 from ingot.engine.steps import Move, Repack
 from ingot.errors import UsageError
 from ingot.formats.onnx.facing import EITHER, INPUTS, OUTPUTS, Orientation

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ingot.core.bytes import checksums
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.core.runtime import native
 from ingot.errors import FormatError
 

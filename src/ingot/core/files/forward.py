@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.core.bytes.checked import require_inside
+from ingot.core.numeric.dtypes import require_inside
 
 _PIECE = 1 << 20
 

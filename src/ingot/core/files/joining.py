@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.core.files.atomic import Staging
-from ingot.core.files.oserrors import write_error
-from ingot.core.files.system import flush
+from ingot.core.files.system import flush, write_error
 from ingot.errors import UsageError
 
 

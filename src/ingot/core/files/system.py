@@ -7,8 +7,10 @@ the tests run on; for Windows they take away what it lacks and let calls fail as
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
+import mmap
 import os
 import shutil
 import sys
@@ -17,6 +19,80 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ingot.core.runtime import native
+from ingot.errors import IngotError, ResourceError, UsageError
+
+
+def map_file(descriptor: int, offset: int, length: int, *, writable: bool = False) -> memoryview:
+    """Map ``length`` bytes at ``offset`` of an open file, which may be closed afterwards.
+
+    Parameters
+    ----------
+    descriptor, offset, length : int
+        The range lies inside the file.
+    writable : bool
+        Copy-on-write memory (``MAP_PRIVATE``): what is written there neither reaches the file nor another mapping.
+
+    Returns
+    -------
+    memoryview
+        Unmapped when its last view is gone.
+
+    Raises
+    ------
+    OSError
+        The system cannot map this file, or has too many mappings.
+    """
+    if not length:  # an empty mapping does not exist
+        return memoryview(bytearray() if writable else b"")
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    pages = native.kernels.map_file(descriptor, offset - before, before + length, writable)
+    return pages.data[before:]
+
+
+# renameat2(2), linux/fs.h; renamex_np(2) of macOS, sys/stdio.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_RENAME_SWAP = 2
+
+
+def exchange(first: Path, other: Path) -> bool:
+    """Let two files or folders of one file system change names, in one step that nobody can see half of.
+
+    False where the system or the file system cannot do that, or refused: nothing has changed then.
+    """
+    if sys.platform not in ("linux", "darwin"):  # Windows loads no library without a name either
+        return False
+    library: Any = ctypes.CDLL(None, use_errno=True)
+    paths = os.fsencode(first), os.fsencode(other)
+    done: int | None = None
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
+    elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        done = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
+    return done == 0
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a local file or folder, which need not exist.
+
+    Raises ``UsageError`` ``store.path`` for what the system cannot name a file by: no text, text with a NUL, or half of
+    a pair of surrogates, as JSON may have it. Bytes that are not UTF-8 are what ``os.fsdecode`` makes of them.
+    """
+    text = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text or not _is_encodable(text):
+        raise UsageError(f"expected a path, found {repr(path)[:200]}", rule="store.path")
+    return Path(text)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 WINDOWS = sys.platform == "win32"
 """Whether folders cannot be opened, open files cannot be replaced, and names have Windows' rules."""
@@ -197,3 +273,71 @@ def user_id() -> int | None:
 def is_reader_gone(error: OSError) -> bool:
     """Whether writing to a pipe failed as nobody reads it any more; Windows calls that an invalid argument."""
     return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
+
+
+_OPEN_FILES = (errno.EMFILE, errno.ENFILE)
+_FULL = "store.disk-full", "the disk is full ({reason}): free some space or choose another disk"
+_DENIED = (
+    "store.read-only",
+    "expected a place that can be written to; found: {reason}. Choose another or change its permissions",
+)
+_TOO_LARGE = (
+    "store.file-too-large",
+    "the file is larger than the file system or a limit of this process allows ({reason}): write smaller shards",
+)
+_WRITING = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: _DENIED,
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EFBIG: _TOO_LARGE,
+}
+
+
+def write_error(error: OSError, where: str) -> IngotError:
+    """Return what to raise when creating, writing or renaming ``where`` failed.
+
+    Rules: ``store.disk-full`` (ENOSPC, EDQUOT), ``store.read-only`` (EROFS, EACCES, EPERM), ``store.file-too-large``
+    (EFBIG), ``store.name-too-long``, ``store.open-files`` (EMFILE, ENFILE), on Windows ``store.in-use``,
+    ``store.write-failed`` for the rest.
+    """
+    code, reason = error.errno, error.strerror or str(error)
+    if code in _OPEN_FILES:
+        return open_files(where)
+    if is_in_use(error):
+        return ResourceError(
+            f"the file is open or mapped, in this process or another ({reason}): close what was opened from it, or "
+            "choose another target",
+            rule="store.in-use",
+            where=where,
+        )
+    if code == errno.ENAMETOOLONG:
+        return UsageError("expected a shorter file name", rule="store.name-too-long", where=where)
+    rule, message = _WRITING.get(code or 0, ("store.write-failed", "cannot write: {reason}"))
+    return ResourceError(message.format(reason=reason), rule=rule, where=where)
+
+
+def read_error(error: OSError, where: str) -> IngotError:
+    """Return what to raise when opening or reading ``where`` failed.
+
+    Rules: ``store.missing``, ``store.denied``, ``store.name-too-long``, ``store.open-files``, ``store.read-failed`` for
+    the rest.
+    """
+    code, reason = error.errno, error.strerror or str(error)
+    if code in _OPEN_FILES:
+        return open_files(where)
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        return UsageError("expected an existing file, found none", rule="store.missing", where=where)
+    if code in (errno.EACCES, errno.EPERM):
+        return ResourceError(f"expected a readable file; found: {reason}", rule="store.denied", where=where)
+    if code == errno.ENAMETOOLONG:
+        return UsageError("expected a shorter file name", rule="store.name-too-long", where=where)
+    return ResourceError(f"cannot read: {reason}", rule="store.read-failed", where=where)
+
+
+def open_files(where: str) -> ResourceError:
+    """Return the error for a process, or a system, that may open no further file."""
+    return ResourceError(
+        "too many files are open: raise the limit (ulimit -n), or close some", rule="store.open-files", where=where
+    )

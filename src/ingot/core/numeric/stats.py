@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.numeric.floats import as_bits, float_name
+from ingot.core.numeric.dtypes import as_bits, float_name
 from ingot.core.runtime import native
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.core.runtime import native
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError, UsageError
 
 Buffer = bytes | bytearray | memoryview

@@ -14,7 +14,25 @@ from numpy.typing import NDArray
 
 from ingot.core.bytes.checksums import Buffer
 from ingot.core.runtime import native
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
+
+Bytes = NDArray[np.uint8]
+Places = NDArray[np.int64]
+
+
+def same(data: Bytes, starts: Places, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows are, byte by byte, what lies at their places in ``data``; none that ends behind it is."""
+    found = np.empty(starts.size, bool)
+    native.kernels.same(
+        data.data, np.ascontiguousarray(starts), np.ascontiguousarray(rows).reshape(-1).view(np.uint8), found
+    )
+    return found
+
+
+def zeros(data: Bytes, starts: Places, lengths: Places) -> bool:
+    """Whether these spans lie in ``data`` and hold nothing but zeros."""
+    return native.kernels.zeros(data.data, np.ascontiguousarray(starts), np.ascontiguousarray(lengths))
+
 
 T = TypeVar("T")
 Array = NDArray[np.int64]

@@ -5,9 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ingot.errors import FormatError
+
+Kind = TypeVar("Kind", bound=type[msgspec.Struct])
+
+WARM: list[type[msgspec.Struct]] = []
+"""Every Struct type of Ingot."""
+
+
+def warm(kind: Kind) -> Kind:
+    """Let msgspec describe a Struct type at once, while its module is imported by one thread.
+
+    msgspec does so when a type is first decoded or converted, without a lock: threads that meet there may crash.
+    """
+    msgspec.json.Decoder(kind)
+    WARM.append(kind)
+    return kind
+
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 

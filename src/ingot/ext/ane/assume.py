@@ -9,7 +9,7 @@ from typing import Any
 from ingot.errors import UsageError
 from ingot.ext.ane.chips.chips import Chip
 from ingot.ext.ane.chips.gates import ORDINARY, Conditions
-from ingot.recipes.patterns import Patterns
+from ingot.recipes.recipe import Patterns
 
 _CONDITIONS = tuple(item.name for item in fields(Conditions))
 _WORDS: dict[str, Any] = {"true": True, "yes": True, "false": False, "no": False}

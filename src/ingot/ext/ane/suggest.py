@@ -15,7 +15,7 @@ from ingot.artifacts.open import open as open_checkpoint
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import sample_of, trial_snr_db
 from ingot.core.options import takes
-from ingot.engine.specs import encoded_spec
+from ingot.engine.work import encoded_spec
 from ingot.errors import IngotError, UsageError
 from ingot.ext.ane.assume import Assumptions, parse_assumptions
 from ingot.ext.ane.chips.chips import Chip
@@ -25,14 +25,14 @@ from ingot.ext.ane.chips.gates import decide
 from ingot.ext.ane.options import SuggestOptions
 from ingot.ext.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.formats.base import Format
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.tensor import Tensor
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
-from ingot.recipes.patterns import exactly
+from ingot.recipes.recipe import exactly
 from ingot.stores.location import Location
 
 # What is tried, by a name for people. A recipe's options; the encoder says which parameters and parts they become.

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from ingot.artifacts.draft_head import DraftShape, check_draft
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import FormatError
 from ingot.model.draft_head_names import IN_DRAFT, TO_TARGET
 from ingot.model.tensor import Tensor

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ingot.core.bytes.checked import MAX_RANK
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, MAX_RANK
 from ingot.errors import FormatError
 from ingot.ext.squizd.layout import ALIGNMENT, align
 from ingot.model.features import Flags
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.dense import DenseLayout, TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.layouts.texture import AstcLayout
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.core.bytes.checked import MAX_RANK
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, MAX_RANK
 from ingot.errors import CodecError, UnsupportedError
 from ingot.ext.squizd.blocks import (
     ASTC,
@@ -24,8 +23,7 @@ from ingot.ext.squizd.blocks import (
 )
 from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALE_DTYPES, SCALES, ZEROS, AffineLayout, Blocks
 from ingot.model.layouts.base import Layout, matrix_shape
-from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.lossless import TcaLayout
+from ingot.model.layouts.dense import DenseLayout, TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, BlocksLayout, MaskLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.layouts.texture import AstcLayout

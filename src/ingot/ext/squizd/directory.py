@@ -18,7 +18,7 @@ from ingot.core.bytes import checksums
 from ingot.core.bytes.chunk_digests import StatedChunks
 from ingot.core.parsing import cbor, manifest_digest
 from ingot.core.parsing.columns import Column, Rows, cbor_table, field, mapping, numbers, record, spelled
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.errors import FormatError
 from ingot.ext.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
 from ingot.model.bytesource import Buffer

@@ -5,17 +5,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ingot.core.bytes import checksums, chunk_digests
+from ingot.core.parsing import cbor
+from ingot.ext.squizd.appendix import draft_placement
 from ingot.ext.squizd.carry import why_compact_unsupported, why_undescribed, why_unsupported
-from ingot.ext.squizd.layout import MAGIC
-from ingot.ext.squizd.place import order
+from ingot.ext.squizd.directory import (
+    VERSION,
+    Directory,
+    EncodedEntries,
+    Entry,
+    build,
+    encode_entry,
+    size_of,
+    with_mask,
+)
+from ingot.ext.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, MAGIC, align, split_metadata
+from ingot.ext.squizd.place import PlacedTensor, Placement, Tables, entry_of, lay_out, layers_of, order, place_tensors
 from ingot.ext.squizd.reader import read_catalog
-from ingot.ext.squizd.sizes import file_size
 from ingot.ext.squizd.writer import SquizdWriter
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.shared.single import SingleFile
-from ingot.model.artifact import Artifact
+from ingot.model.artifact import Artifact, Attachments
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
+
+
+def file_size(artifact: Artifact, options: WriteOptions) -> int:
+    """Return the bytes of the file; unknown lengths count as their maximum."""
+    layers, count = layers_of([spec.name for spec in artifact.tensors])
+    placement = place_tensors(artifact.tensors, layers, count)
+    digest, attached = options.digest, artifact.attachments
+    entries_bytes, end = entries_size(placement, HEADER + INDEX_ENTRY * count, digest)
+    directory = Directory(
+        VERSION,
+        {},
+        dict(split_metadata(artifact.metadata)[1]),
+        draft_digest=None if attached.draft is None or digest is None else checksums.digest(digest, b""),
+        coreml_digest=None if attached.coreml is None else checksums.digest("sha256", b""),
+    )
+    end = appendices_end(end, attached, digest)
+    return end + entries_bytes + size_of(build(directory, EncodedEntries(len(artifact.tensors)), digest))
+
+
+def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
+    """Return the end of the appendices of a file whose scale tables end at ``tail``."""
+    if attached.draft is not None:
+        placement = draft_placement(attached.draft)
+        entries_bytes, end = entries_size(placement, align(tail) + DRAFT_HEADER, digest)
+        tail = end + entries_bytes + size_of(build(Directory(VERSION, {}), EncodedEntries(len(placement.tensors))))
+    return tail if attached.coreml is None else tail + COREML_HEADER + attached.coreml.length
+
+
+def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[int, int]:
+    """Return the bytes of the directory's entries, and the end of the scale tables."""
+    offsets, cursor = lay_out(placement, start)
+    total = 0
+    mask_bytes: dict[int, int] = {}
+    for placed, offset in zip(placement.tensors, offsets, strict=True):
+        layer, storage = placed.layer, placed.storage
+        entry = _placeholder_entry(placed, offset, placement.tables, cursor.tail, digest)
+        if storage.mask_bytes is not None:
+            before = mask_bytes.get(layer, 0)
+            entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + before, storage.mask_bytes))
+            mask_bytes[layer] = before + storage.mask_bytes
+        total += len(cbor.dumps(placed.spec.name)) + len(encode_entry(entry))
+    return total, cursor.tail + placement.tables.size
+
+
+def _placeholder_entry(
+    placed: PlacedTensor, offset: int, tables: Tables, tables_start: int, digest: str | None
+) -> Entry:
+    """Return an entry of the length of the final entry; the digests are placeholders."""
+    text = None if digest is None else checksums.digest(digest, b"")
+    digests = {} if text is None else {part.role: text for part in placed.spec.parts}
+    placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
+    chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in placeholders if sizes is not None}
+    return entry_of(placed, offset, tables, tables_start, digests, chunks)
 
 
 class SquizdFormat(SingleFile):

@@ -14,7 +14,7 @@ from ingot.ext.squizd.directory import Entry
 from ingot.ext.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
 from ingot.model.features import Flags
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import file_id
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.parsing.columns import Array, chosen, numbers
-from ingot.core.parsing.spans import same, zeros
+from ingot.core.parsing.columns import Array, chosen, numbers, same, zeros
 from ingot.ext.squizd.blocks import DTYPE_CODES, MAX_U32, NPCL, npcl
 from ingot.ext.squizd.carry import StorageForm
 from ingot.ext.squizd.directory import Entries, EntryColumns

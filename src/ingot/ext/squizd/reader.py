@@ -14,7 +14,6 @@ from ingot.core.parsing.manifest_digest import KEY
 from ingot.errors import FormatError, IntegrityError
 from ingot.ext.squizd.blocks import FLAG_OF, INT4
 from ingot.ext.squizd.channels import filled_blocks
-from ingot.ext.squizd.details import details
 from ingot.ext.squizd.directory import Directory
 from ingot.ext.squizd.directory import check as check_directory
 from ingot.ext.squizd.header import Notes, read_header, read_index
@@ -47,12 +46,38 @@ from ingot.ext.squizd.section_reader import (
 from ingot.ext.squizd.tensors import Located, tensors_of
 from ingot.ext.squizd.walk import SCALED, Walked, end_of, matrices_of, name_blocks, walk, with_mask
 from ingot.formats.base import Catalog
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.draft_head_names import names_by_shape
 from ingot.model.features import KNOWN, Flags
 from ingot.model.part import Part
 from ingot.model.reading.ranges import HeaderSource, read_bytes
+from ingot.reporting.report import Column, Table
+
+_FEATURES = (Column("flag", head="flag"), Column("set", "flag", "set"))
+_SPARSE = (
+    Column("", "count", "channels a block"),
+    Column("", "count", "layers with masks"),
+    Column("", "ratio", "mean"),
+)
+_DRAFT = (Column("", "count", "layers"), Column("", "count", "tensors"), Column("", "count", "vocabulary"))
+_COREML = (Column("", "bytes", "zipped"),)
+
+
+def details(header: Header, attachments: Attachments) -> Sequence[Table]:
+    """Return a table of feature flags, and a table for each feature with figures."""
+    flags = header.flags
+    tables = [Table("", _FEATURES, [(flag.name or "", bool(flags & flag)) for flag in Flags], "features")]
+    if flags & Flags.SPARSE:
+        meta = header.sparsity
+        tables.append(Table("", _SPARSE, [(meta.block, meta.layers, meta.mean)], "sparsity"))
+    if flags & Flags.EAGLE:
+        row = (header.draft.layers, len(attachments.draft or ()), header.draft.vocab)
+        tables.append(Table("", _DRAFT, [row], "draft head"))
+    if flags & Flags.ANE_COREML and attachments.coreml is not None:
+        tables.append(Table("", _COREML, [(attachments.coreml.length,)], "Core ML package"))
+    return tables
+
 
 _CHUNK = 4 << 20
 _BETWEEN = "squizd.between"

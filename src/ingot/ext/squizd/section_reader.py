@@ -25,8 +25,7 @@ from ingot.ext.squizd.plain import LocatedTensors, find_dense_blocks, is_padding
 from ingot.ext.squizd.scales import TableRanges
 from ingot.ext.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
-from ingot.model.layouts.base import matrix_shape
-from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.base import codec_of, matrix_shape
 from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.reading.ranges import HeaderSource, read_bytes, read_joined
 from ingot.model.spec import TensorSpec

@@ -18,7 +18,7 @@ from ingot.ext.squizd.scales import EntrySource, Run
 from ingot.formats.shared.dense_columns import DenseColumns, DenseTensors
 from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.layouts.affine import SCALE_DTYPES, SCALES, ZEROS
-from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.base import codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy

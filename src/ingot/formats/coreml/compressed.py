@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import element_count
 from ingot.formats.coreml.expressions import expression_of
 from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, is_same_blob
 from ingot.formats.coreml.mil import Operation

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import element_count
 from ingot.formats.coreml.graph import Graph, check_output, expect
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.site import Expression, LeftError

@@ -14,8 +14,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.writer import CoremlWriter, package_size, template_of
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Artifact, Attachments
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import numpy_dtype
+from ingot.core.numeric.dtypes import element_count, numpy_dtype
 from ingot.core.parsing.wire import Node
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import check_last_byte

@@ -13,7 +13,7 @@ import numpy as np
 from ingot.formats.coreml.build import FP16, INT32, Builder, Feature
 from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.types import BOOL
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 
 INPUT, OUTPUT = "input_ids", "logits"
 _MASKED = 30000.0  # below every score; in fp16, and exp(-30000) is 0

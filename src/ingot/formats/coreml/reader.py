@@ -10,7 +10,7 @@ from ingot.formats.coreml.site import Site, Slot
 from ingot.formats.coreml.template import Template, open_files
 from ingot.formats.coreml.weights import as_file
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Attachments
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
 from ingot.model.store import Store

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import element_count
 from ingot.core.parsing.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field, varint
 from ingot.errors import FormatError
 from ingot.formats.coreml.types import BOOL, BY_CODE, STRING, MilType

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ingot.core.bytes.checked import element_count
 from ingot.core.numeric.dtypes import dtype as dtype_of
-from ingot.core.numeric.dtypes import from_file, numpy_dtype
+from ingot.core.numeric.dtypes import element_count, from_file, numpy_dtype
 from ingot.errors import CodecError
 from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
 from ingot.formats.coreml.types import MilType

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.formats.base import PROMPT, Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact
-from ingot.formats.gguf.carry import why_unsupported
-from ingot.formats.gguf.header import MAGIC
+from ingot.formats.gguf.header import MAGIC, why_unsupported
 from ingot.formats.gguf.metadata import to_gguf_metadata
 from ingot.formats.gguf.reader import SUFFIX, read, split_name
 from ingot.formats.gguf.writer import GgufWriter, files_of

@@ -6,21 +6,220 @@ for each tensor its name, u32 dimensions, u64 sizes with the fastest first, u32 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.gguf.carry import MAX_RANK
-from ingot.formats.gguf.cursor import Cursor
-from ingot.formats.gguf.infos import Entry, read_infos
-from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT
-from ingot.formats.gguf.types import BLOCKED, DENSE, VALUES
+import numpy as np
+
+from ingot.core.numeric.dtypes import DTYPES, element_count
+from ingot.core.parsing.columns import Array, Rows
+from ingot.errors import CodecError, FormatError, UnsupportedError
+from ingot.formats.gguf.cursor import Cursor, Records
+from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT, is_text, with_values
+from ingot.formats.gguf.types import BLOCKED, DENSE, FILE_TYPES, VALUES
 from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.ggml import TYPES
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
+from ingot.model.spec import PartSpec, TensorSpec
+
+MAX_RANK, MAX_NAME = 4, 63
+NUMBERS: Mapping[str, int] = {name: number for table in (DENSE, BLOCKED) for number, name in table.items()}
+_QUANTIZATION, _FILE_TYPE = "general.quantization_version", "general.file_type"
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+
+
+def type_of(spec: TensorSpec) -> str:
+    """Return the element type or the block type of a supported tensor."""
+    return GgmlBlocksLayout.of(spec).type if spec.codec == GgmlBlocksLayout.codec else spec.dtype
+
+
+def why_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a GGUF file cannot store this tensor, by the rules of llama.cpp's reader; None if it can."""
+    size = len(spec.name.encode(errors="replace"))
+    if size > MAX_NAME or "\0" in spec.name or not is_text(spec.name):
+        return (
+            f"expected a name in UTF-8 of at most {MAX_NAME} bytes without NUL, found {size} bytes; rename the tensor "
+            "first"
+        )
+    if len(spec.shape) > MAX_RANK:
+        return f"GGUF has at most {MAX_RANK} dimensions, found {len(spec.shape)}"
+    if spec.codec == DenseLayout.codec:
+        return _why_unsupported_dense(spec)
+    if spec.codec != GgmlBlocksLayout.codec:
+        return f"GGUF stores dense tensors and ggml's blocks, this tensor is {spec.codec}"
+    try:
+        layout = GgmlBlocksLayout.of(spec)
+    except CodecError as error:
+        return error.message
+    return _why_unsupported_parts(spec, layout.part_specs(spec.shape))
+
+
+def _why_unsupported_dense(spec: TensorSpec) -> str | None:
+    if spec.dtype not in NUMBERS or spec.dtype not in DTYPES:
+        return f"GGUF has no element type {spec.dtype[:80]}; it has {', '.join(DENSE.values())}"
+    return _why_unsupported_parts(spec, (PartSpec(DATA, spec.dtype, DTYPES[spec.dtype].nbytes(spec.size)),))
+
+
+def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> str | None:
+    actual = [(part.role, part.dtype, part.type or part.dtype, part.encoding, part.length) for part in spec.parts]
+    if actual != [(part.role, part.dtype, part.dtype, "raw", part.length) for part in expected]:
+        part = expected[0]
+        return (
+            f"GGUF stores one uncompressed part {part.role!r} of {part.length} bytes of {part.dtype}, found other parts"
+        )
+    return None
+
+
+def describe_types(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
+
+    If there are blocks and ``general.quantization_version`` is missing, it is added. ``general.file_type`` becomes the
+    type with the most bytes. An existing ``general.file_type`` stays if one of these tensors has its main type: it then
+    names a mixture.
+    """
+    sizes: Counter[str] = Counter()
+    for spec in specs:
+        sizes[type_of(spec)] += spec.nbytes or 0
+    added: dict[str, tuple[str, Any]] = {}
+    if _QUANTIZATION not in metadata and not sizes.keys().isdisjoint(BLOCKED.values()):
+        added[_QUANTIZATION] = ("u32", _QUANTIZATION_VERSION)
+    file_type = metadata.get(_FILE_TYPE)
+    is_valid = isinstance(file_type, int) and FILE_TYPES.get(file_type) in (None, *sizes)
+    main = next((type_name for type_name, _ in sizes.most_common() if type_name in FILE_TYPES.values()), None)
+    if main is not None and (file_type is None or not is_valid):
+        added[_FILE_TYPE] = ("u32", next(number for number, type_name in FILE_TYPES.items() if type_name == main))
+    return with_values(metadata, added) if added else dict(metadata)
+
+
+_MAX_EXACT = 1 << 55
+_TYPES = {**DENSE, **BLOCKED}
+# Elements and bytes of a block by the type's number; a dense element counts as a block of one element.
+_BLOCKS = np.zeros((max(_TYPES) + 1, 2), np.int64)
+for _number, _name in DENSE.items():
+    _BLOCKS[_number] = 1, DTYPES[_name].bits // 8
+for _number, _name in BLOCKED.items():
+    _BLOCKS[_number] = TYPES[_name].elements, TYPES[_name].nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor's entry: ``type`` is a dense element type or a block type, ``offset`` counts from the start of the
+    data."""
+
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Infos:
+    """Valid tensor infos, the alignment of the tensors, and the start and end of their data.
+
+    ``sizes`` has for each tensor a row of ``MAX_RANK`` sizes, the fastest first; only the first ``ranks`` of them
+    count.
+    """
+
+    rows: dict[str, int]
+    ranks: Array
+    sizes: Array
+    types: Array
+    offsets: Array
+    nbytes: Array
+    alignment: int
+    start: int
+    end: int
+
+    def entries(self) -> Rows[Entry]:
+        """Return the entries, which are built on access."""
+
+        def build(row: int) -> Entry:
+            shape = tuple(self.sizes[row, : self.ranks[row]][::-1].tolist())
+            return Entry(shape, _TYPES[int(self.types[row])], int(self.offsets[row]), int(self.nbytes[row]))
+
+        return Rows(self.rows, build)
+
+
+def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
+    """Read the infos of ``count`` tensors; their alignment is the first of ``alignments`` that fits.
+
+    Return None if a rule may be broken. The cursor then does not move, and the caller runs the checks that name the
+    rule.
+    """
+    before = cursor.position
+    records = cursor.records(count, MAX_RANK)
+    infos = None if records is None else _check(records, cursor, alignments)
+    if infos is None:
+        cursor.position = before
+    return infos
+
+
+def _check(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos | None:
+    ranks = np.array(records.ranks, np.int64)
+    sizes, types, offsets = _fields(np.array(records.starts, np.int64), ranks, cursor)
+    rows = _rows(records.names)
+    nbytes = _nbytes(ranks, sizes, types)
+    if rows is None or nbytes is None or (offsets > _MAX_EXACT).any():
+        return None
+    for alignment in alignments:
+        start = -(-cursor.position // alignment) * alignment
+        end = _end(nbytes, offsets.astype(np.int64), alignment, cursor.size - start)
+        if end is not None:
+            return Infos(rows, ranks, sizes, types, offsets, nbytes, alignment, start, start + end)
+    return None
+
+
+def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
+    """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor; the infos begin at ``starts``."""
+    sizes = np.ones((starts.size, MAX_RANK), np.uint64)
+    types, offsets = np.empty(starts.size, np.int64), np.empty(starts.size, np.uint64)
+    data = np.frombuffer(cursor.consumed(), np.uint8)
+    for rank in np.unique(ranks).tolist():
+        order = cursor.order
+        dtype = np.dtype([("sizes", f"{order}u8", (rank,)), ("type", f"{order}u4"), ("offset", f"{order}u8")])
+        rows = np.flatnonzero(ranks == rank)
+        fields = data[starts[rows, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
+        sizes[rows, :rank] = fields["sizes"]
+        types[rows], offsets[rows] = fields["type"], fields["offset"]
+    return sizes, types, offsets
+
+
+def _rows(names: Sequence[str]) -> dict[str, int] | None:
+    """Return the index of each tensor by its name; None if a name is repeated, contains NUL, or is not ASCII."""
+    rows = dict(zip(names, range(len(names)), strict=True))
+    joined = "".join(names)
+    return rows if len(rows) == len(names) and joined.isascii() and "\0" not in joined else None
+
+
+def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
+    """Return the bytes of each tensor; None if a rule is broken or an overflow is possible."""
+    if (
+        (types >= len(_BLOCKS)).any()
+        or (sizes > _MAX_EXACT).any()
+        or (sizes.prod(1, dtype=np.float64) > _MAX_EXACT).any()
+    ):
+        return None
+    elements, size = _BLOCKS[types].T
+    counts, fastest = sizes.prod(1).astype(np.int64), sizes[:, 0].astype(np.int64)
+    if not elements.all() or (fastest % np.maximum(elements, 1)).any():
+        return None
+    nbytes: Array = counts // elements * size
+    return nbytes
+
+
+def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None:
+    """Return the end of the last tensor; None unless the tensors follow each other, padded to the alignment."""
+    if not nbytes.size:
+        return 0
+    if nbytes.sum(dtype=np.float64) > room:  # so that the sums below fit in 63 bits
+        return None
+    ends = np.cumsum(-(-nbytes // alignment) * alignment)
+    end = int(offsets[-1] + nbytes[-1])
+    return end if offsets[0] == 0 and (offsets[1:] == ends[:-1]).all() and end <= room else None
+
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -10,9 +10,8 @@ from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.formats.by_many import BlobLocation, Read, crc_record
-from ingot.formats.gguf.carry import NUMBERS, describe_types, type_of, why_unsupported
 from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
-from ingot.formats.gguf.header import MAGIC
+from ingot.formats.gguf.header import MAGIC, NUMBERS, describe_types, type_of, why_unsupported
 from ingot.formats.gguf.metadata import (
     ABOUT,
     ALIGNMENT,

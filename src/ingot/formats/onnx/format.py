@@ -14,8 +14,7 @@ from ingot.formats.onnx.sites import LeftError
 from ingot.formats.onnx.template import Template
 from ingot.formats.onnx.writer import OnnxWriter, model_size, template_of
 from ingot.formats.shared.single import BySuffix
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Artifact, Attachments
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import element_count
 from ingot.core.parsing.wire import Bytes, Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.onnx.tensors import Constant, read_constant, read_numbers

@@ -9,7 +9,7 @@ from ingot.formats.base import Catalog
 from ingot.formats.onnx.sites import Site
 from ingot.formats.onnx.template import Template
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Attachments
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.bytes.checked import element_count
+from ingot.core.numeric.dtypes import element_count
 from ingot.core.parsing.wire import (
     BYTES,
     FIXED32,

@@ -13,8 +13,7 @@ from ingot.formats.onnx.layout import Entry, Layout, TensorPlan
 from ingot.formats.onnx.reader import part_of
 from ingot.formats.onnx.template import Template
 from ingot.formats.shared.order import Order
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Artifact, Attachments
 from ingot.model.bytesource import Buffer, Sink, Target
 from ingot.model.part import CHUNK, Part
 from ingot.model.spec import TensorSpec

@@ -17,9 +17,9 @@ from ingot.errors import FormatError, IngotError
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.packed_folders.config_keys import Table, location_of, require_known_keys
 from ingot.formats.safetensors.format import SafetensorsFormat
+from ingot.formats.safetensors.header import read_single
 from ingot.formats.safetensors.index import INDEX_SUFFIX, read_sharded
 from ingot.formats.safetensors.pieces import FileEntry
-from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size
 from ingot.formats.shared.numbers import ConvertedSource
 from ingot.model.artifact import Artifact

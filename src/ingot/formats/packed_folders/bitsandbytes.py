@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.bytes.checked import MAX_RANK
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, MAX_RANK
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, UnsupportedError

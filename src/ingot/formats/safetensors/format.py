@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact
-from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, read_single
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
 from ingot.formats.safetensors.pieces import FileEntry, file_entries
-from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, why_unsupported
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target

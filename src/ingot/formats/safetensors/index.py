@@ -14,14 +14,12 @@ from typing import Any
 import msgspec
 
 from ingot.core.parsing.manifest_digest import KEY
-from ingot.core.parsing.strictjson import strict_json
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import strict_json, warm
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
-from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
+from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, File, open_file, tensors_of
 from ingot.formats.safetensors.pieces import Carrier, tensor_bytes
-from ingot.formats.safetensors.reader import File, open_file, tensors_of
-from ingot.formats.shared.headers import headers_of
+from ingot.formats.shared.single import headers_of
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store

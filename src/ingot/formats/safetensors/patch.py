@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.core.parsing import manifest_digest
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.bytes.checked import require_inside
+from ingot.core.numeric.dtypes import require_inside
 from ingot.core.runtime.memory import require_ram
 from ingot.model.bytesource import Buffer, DerivedSource, MemorySource
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 
-from ingot.core.files.oserrors import write_error
+from ingot.core.files.system import write_error
 from ingot.model.bytesource import DiskSink, Sink
 
 _CHUNK = 1 << 20

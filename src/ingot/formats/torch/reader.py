@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from os import fspath
 from typing import Any, NamedTuple
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.files.archive import ArchiveFile
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.runtime.memory import require_ram

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.errors import CodecError, FormatError
 from ingot.formats.wdelta.entries import scale_rows
 from ingot.formats.wdelta.header import HASH, is_hash

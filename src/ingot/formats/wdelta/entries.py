@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core.numeric.dtypes import dtype
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.formats.wdelta.layout import STRATEGIES
 from ingot.model.delta import Change
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES, dtype
-from ingot.core.parsing.strictjson import strict_json
-from ingot.core.parsing.structs import warm
+from ingot.core.numeric.dtypes import DTYPES, dtype, element_count
+from ingot.core.parsing.strictjson import strict_json, warm
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.wdelta.entries import Entry, cols
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.numeric.dtypes import MAX_RANK, element_count
 from ingot.errors import FormatError
 from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.formats.wdelta.entries import Entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.shared.single import SingleFile
-from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
+from ingot.formats.zt.manifest import MAGIC, MAGIC_V0, MAGIC_V2
 from ingot.formats.zt.reader import read_catalog, with_receipt
 from ingot.formats.zt.specs import file_size, why_unsupported
 from ingot.formats.zt.writer import ZtWriter

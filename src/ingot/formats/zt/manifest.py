@@ -7,21 +7,46 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from ingot.core.bytes.chunk_digests import StatedChunks, as_stated
 from ingot.core.parsing import cbor, manifest_digest
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.shared.manifests import Schema
 from ingot.formats.zt import foreign_cbor
-from ingot.formats.zt.layout import MAGIC, MAX_MANIFEST, VERSION
 from ingot.model.bytesource import Buffer
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import file_id
 from ingot.model.spec import TensorSpec
+
+MAGIC = b"ZTEN1000"
+# Magic of older and newer containers with the same suffix: version 0.1, and container version 2.
+MAGIC_V0 = b"ZTEN0001"
+MAGIC_V2 = b"\x89ZT2\r\n\x1a\n"
+
+VERSION = "1.2.0"
+ALIGNMENT = 64
+FOOTER = 16
+MAX_MANIFEST = 1 << 30
+
+
+def align(offset: int) -> int:
+    """Return the first multiple of 64 at or after ``offset``."""
+    return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def assign_offsets(tail: int, lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offsets of blobs of these lengths, placed in sequence from ``tail`` on, and the new tail."""
+    offsets = []
+    for length in lengths:
+        offset = align(tail)
+        offsets.append(offset)
+        tail = offset + length
+    return offsets, tail
+
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _MAP = 5 << 5  # CBOR's major type, in a head's first byte

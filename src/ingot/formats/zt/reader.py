@@ -9,18 +9,31 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.parsing import manifest_digest
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.shared.dense_columns import DenseTensors
 from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.formats.shared.manifests import label, unknown_texts
 from ingot.formats.zt.columns import Columns, decode
-from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
-from ingot.formats.zt.manifest import Component, Manifest, Object, parse, parse_foreign, with_attributes, with_footer
+from ingot.formats.zt.manifest import (
+    FOOTER,
+    MAGIC,
+    MAGIC_V0,
+    MAGIC_V2,
+    MAX_MANIFEST,
+    VERSION,
+    Component,
+    Manifest,
+    Object,
+    parse,
+    parse_foreign,
+    with_attributes,
+    with_footer,
+)
 from ingot.formats.zt.rules import check_blobs, check_object, check_objects, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.base import codec_of
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.ranges import HeaderSource, is_distant, read_bytes

@@ -13,17 +13,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.checked import MAX_RANK, element_count
 from ingot.core.bytes.chunk_digests import ChunkDigests, read_chunks
-from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.core.numeric.dtypes import DTYPES, MAX_RANK, STORAGE_DTYPES, element_count
 from ingot.core.parsing.columns import Array
 from ingot.errors import FormatError
 from ingot.formats.shared.manifests import label
-from ingot.formats.zt.layout import ALIGNMENT
-from ingot.formats.zt.manifest import Component, Object
+from ingot.formats.zt.manifest import ALIGNMENT, Component, Object
 from ingot.model.layouts.affine import ROLES, AffineLayout
+from ingot.model.layouts.base import file_id
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.layouts.ids import file_id
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
 ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items()}

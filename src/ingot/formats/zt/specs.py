@@ -10,15 +10,14 @@ from typing import Any
 import msgspec
 
 from ingot.core.bytes import checksums, chunk_digests
-from ingot.core.bytes.checked import MAX_RANK
 from ingot.core.bytes.encodings import ENCODINGS
+from ingot.core.numeric.dtypes import MAX_RANK
 from ingot.core.parsing import cbor
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
-from ingot.formats.zt.layout import FOOTER, MAGIC, align, assign_offsets
-from ingot.formats.zt.manifest import Blob, Object, describe, entry_size, frame
+from ingot.formats.zt.manifest import FOOTER, MAGIC, Blob, Object, align, assign_offsets, describe, entry_size, frame
 from ingot.formats.zt.rules import ITEM_BYTES, MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
+from ingot.model.layouts.base import file_id
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 
 _FILE_LABEL = "to be written"

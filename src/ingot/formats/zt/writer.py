@@ -20,8 +20,7 @@ from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import BlobLocation, Read, read_place
 from ingot.formats.shared.order import Order
 from ingot.formats.shared.spool import Spool
-from ingot.formats.zt.layout import MAGIC, align, assign_offsets
-from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
+from ingot.formats.zt.manifest import MAGIC, Blob, Entries, align, assign_offsets, build, describe, footer
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written, layout_order
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ingot.core.bytes.checked import MAX_RANK
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, MAX_RANK
 from ingot.core.parsing import cbor
 from ingot.core.parsing.columns import (
     Array,

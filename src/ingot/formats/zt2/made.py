@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import DTYPES, cast, file_bytes, from_file, numpy_dtype
 from ingot.errors import FormatError
 from ingot.formats.shared.numbers import ConvertedSource
 from ingot.model.part import Part

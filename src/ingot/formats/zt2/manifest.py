@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core.parsing import cbor
-from ingot.core.parsing.structs import warm
+from ingot.core.parsing.strictjson import warm
 from ingot.formats.shared.manifests import Schema
 
 MAX_NAME = 1024

@@ -23,8 +23,7 @@ from ingot.formats.zt2.made import (
     unpack,
 )
 from ingot.formats.zt2.manifest import Object, optional_value
-from ingot.formats.zt2.meaning import StoredForm, WrittenForm
-from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of, types_from_file
+from ingot.formats.zt2.types import ITEM_BYTES, StoredForm, WrittenForm, nbytes_of, types_from_file
 from ingot.model.layouts.affine import (
     CODES,
     FLAT_LSB,

@@ -9,19 +9,193 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
 
-from ingot.formats.zt2.manifest import Object
-from ingot.formats.zt2.meaning import StoredForm, WrittenForm
-from ingot.formats.zt2.profile_blocks import GGUF, MX, check_gguf, check_mx, read_gguf, read_mx, write_gguf, write_mx
+from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
+from ingot.formats.zt2.made import ConvertedPart, expand_blocks
+from ingot.formats.zt2.manifest import Object, optional_value
 from ingot.formats.zt2.profile_group import QUANT_GROUP, check_group, read_group, write_group
-from ingot.formats.zt2.profile_sparse import check_coo, check_csr, read_coo, read_csr, write_csr
-from ingot.model.layouts.affine import AffineLayout
+from ingot.formats.zt2.types import ITEM_BYTES, StoredForm, WrittenForm, nbytes_of
+from ingot.model.layouts.affine import AffineLayout, Group
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
+from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import INDICES, LOW_FIRST, SCALES, VALUES, ScaledCodebookLayout, Tiles
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 from ingot.model.spec import TensorSpec
+
+
+def check_csr(location: str, obj: Object) -> None:
+    """Check the three parts of a matrix: one row pointer more than rows, as many columns as values."""
+    if len(obj.shape) != 2:
+        raise refuse(location, f"two dimensions, found shape {list(obj.shape)}")
+    require_parts(location, obj, {"values", "indices", "indptr"})
+    width = _index_width(location, obj, "indices")
+    if obj.parts["indptr"].dtype != obj.parts["indices"].dtype or optional_value(obj.parts["indptr"].type) is not None:
+        raise refuse(location, "indptr of the type of indices, and of no logical type")
+    require_size(location, obj, "indptr", (obj.shape[0] + 1) * width)
+    _require_values(location, obj, *divmod(obj.parts["indices"].nbytes, width))
+
+
+def check_coo(location: str, obj: Object) -> None:
+    """Check that there are coordinates for every dimension of the shape, and one coordinate tuple per value."""
+    rank = len(obj.shape)
+    if rank < 1:
+        raise refuse(location, "at least one dimension, found a scalar")
+    require_parts(location, obj, {"values", "coords"})
+    width = _index_width(location, obj, "coords")
+    _require_values(location, obj, *divmod(obj.parts["coords"].nbytes, width * rank))
+
+
+def read_csr(obj: Object) -> dict[str, Any]:
+    """Return the codec's attributes; columns ascend in every row, because the profile requires it."""
+    return {**(optional_value(obj.attributes) or {}), "ascending": True}
+
+
+def read_coo(obj: Object) -> dict[str, Any]:
+    """Return the codec's attributes; the profile has none."""
+    return dict(optional_value(obj.attributes) or {})
+
+
+def write_csr(spec: TensorSpec) -> dict[str, Any]:
+    """Return the attributes of the object.
+
+    Raises ``UnsupportedError`` ``zt2.csr-order``: columns may have any order.
+    """
+    if not CsrLayout.of(spec).ascending:
+        raise UnsupportedError(
+            "expected columns that ascend in every row, which zt.sparse_csr/1 requires; the tensor does not declare it",
+            rule="zt2.csr-order",
+        )
+    return {key: value for key, value in spec.params.items() if key != "ascending"}
+
+
+def _index_width(location: str, obj: Object, role: str) -> int:
+    part = obj.parts[role]
+    if part.dtype not in ("u32", "u64") or optional_value(part.type) is not None:
+        raise refuse(location, f"{role} of u32 or u64, found {optional_value(part.type) or part.dtype}")
+    return ITEM_BYTES[part.dtype]
+
+
+def _require_values(location: str, obj: Object, count: int, remainder: int) -> None:
+    """Check that there are as many values as positions, if the size of a value is known."""
+    if remainder:
+        raise FormatError("zt2.size", f"expected complete positions, found {remainder} extra bytes", where=location)
+    values = obj.parts["values"]
+    require_size(location, obj, "values", nbytes_of(values.dtype, optional_value(values.type), count))
+
+
+GGUF = re.compile(r"gguf\.([a-z0-9_]{1,32})/1").fullmatch
+MX = "zt.mx/1"
+_ELEMENTS, _BYTES = "elems_per_block", "block_bytes"
+_E8M0 = "f8_e8m0fnu"
+_MIN_BLOCK = 2
+_VALUES: Mapping[tuple[str, str | None], str] = {
+    ("u8", "f4_e2m1"): "f4_e2m1fn",
+    ("u8", "f8_e4m3fn"): "f8_e4m3fn",
+    ("u8", "f8_e5m2"): "f8_e5m2",
+    ("i8", None): "i8",
+}
+"""Types of elements of ``zt.mx/1``, and the tables that their codes index."""
+_FACTORS = {"i8": 2.0**-6}  # MXINT8 has six fractional bits (OCP MX 1.0, section 5.3.4)
+
+
+def check_gguf(location: str, obj: Object) -> None:
+    """Check that the object has one part of complete blocks, whose elements and bytes are declared by attributes."""
+    part = obj.parts.get("data")
+    if part is None or len(obj.parts) != 1 or part.dtype != "u8" or optional_value(part.type) is not None:
+        raise refuse(location, f"one part 'data' of u8 in {obj.layout}")
+    elements, nbytes, count = number(location, obj, _ELEMENTS, 1), number(location, obj, _BYTES, 1), prod(obj.shape)
+    if count % elements:
+        raise refuse(location, f"whole blocks of {elements} elements, found {count} elements")
+    require_size(location, obj, "data", count // elements * nbytes)
+
+
+def read_gguf(obj: Object) -> StoredForm | None:
+    """Return the tensor as a codec with its parts; None for an unknown type, or an unknown size of its blocks."""
+    match, attributes = GGUF(obj.layout), dict(optional_value(obj.attributes) or {})
+    block = TYPES.get(match[1]) if match else None
+    constants = (attributes.pop(_ELEMENTS), attributes.pop(_BYTES))
+    if match is None or block is None or constants != block[:2] or (obj.shape or (1,))[-1] % block.elements:
+        return None
+    return StoredForm(
+        GgmlBlocksLayout.codec, {**attributes, **GgmlBlocksLayout(match[1]).attributes()}, {"data": BLOCKS}
+    )
+
+
+def write_gguf(spec: TensorSpec) -> WrittenForm:
+    """Return the tensor as a profile: that of its block type."""
+    layout = GgmlBlocksLayout.of(spec)
+    constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
+    return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})
+
+
+def check_mx(location: str, obj: Object) -> None:
+    """Check the elements, and an exponent for each block along an axis."""
+    require_parts(location, obj, {"data", "scales"})
+    data, scales, attributes = obj.parts["data"], obj.parts["scales"], optional_value(obj.attributes) or {}
+    if (scales.dtype, optional_value(scales.type)) != ("u8", "f8_e8m0") or attributes.get(
+        "scale_form"
+    ) != "e8m0_exponent":
+        raise refuse(location, "scales of f8_e8m0, and scale_form e8m0_exponent")
+    block = number(location, obj, "block_size", _MIN_BLOCK)
+    axis = number(location, obj, "axis", 0) if "axis" in attributes else len(obj.shape) - 1
+    if not 0 <= axis < len(obj.shape) or obj.shape[axis] % block:
+        raise refuse(location, f"an axis in whole blocks of {block}, found axis {axis} of {list(obj.shape)}")
+    count = prod(obj.shape)
+    require_size(location, obj, "data", nbytes_of(data.dtype, optional_value(data.type), count))
+    require_size(location, obj, "scales", count // block * ITEM_BYTES["u8"])
+
+
+def read_mx(obj: Object) -> StoredForm | None:
+    """Return the tensor as a codec with its parts; None for unknown elements.
+
+    Blocks along the last axis are groups, along the second to last axis they are tiles of one column. Along other axes
+    the scales are expanded to one for each element.
+    """
+    attributes = dict(optional_value(obj.attributes) or {})
+    values = _VALUES.get((obj.parts["data"].dtype, optional_value(obj.parts["data"].type)))
+    last = len(obj.shape) - 1
+    axis, block = attributes.pop("axis", last), attributes.pop("block_size")
+    del attributes["scale_form"]
+    if values is None:
+        return None
+    grid: Group | Tiles = Group(block) if axis == last else Tiles(block, 1) if axis == last - 1 else Group(1)
+    converted = {}
+    if axis < last - 1:
+        expand = partial(expand_blocks, shape=tuple(obj.shape), axis=axis, block=block)
+        converted[SCALES] = ConvertedPart(SCALES, "u8", prod(obj.shape), expand, _E8M0)
+    layout = _layout(values, grid, str(attributes.pop("dtype", "f32")))
+    types, roles = {INDICES: ("u8", None)}, {"data": INDICES, "scales": SCALES}
+    return StoredForm(layout.codec, {**attributes, **layout.attributes()}, roles, types, converted)
+
+
+def _layout(values: str, grid: Group | Tiles, dtype: str) -> ScaledCodebookLayout:
+    return ScaledCodebookLayout(VALUES[values], grid, dtype, scales=_E8M0, values=values, factor=_FACTORS.get(values))
+
+
+def write_mx(spec: TensorSpec) -> WrittenForm | None:
+    """Return the tensor as a profile if its codes are small floats, or i8 with exponents; None for other scaled
+    codebooks."""
+    layout, last = ScaledCodebookLayout.of(spec), len(spec.shape) - 1
+    stored = {values: element_types for element_types, values in _VALUES.items()}.get(layout.values or "")
+    if stored is None or layout.order != LOW_FIRST or last < 0:
+        return None
+    match layout.grid:
+        case Group(columns):
+            block, axis = columns, last
+        case Tiles(tall, 1) if last and not spec.shape[-2] % tall:
+            block, axis = tall, last - 1
+        case _:
+            return None
+    if block < _MIN_BLOCK or layout != _layout(str(layout.values), layout.grid, layout.dtype):
+        return None
+    profile_attributes = {"block_size": block, "axis": axis, "scale_form": "e8m0_exponent"}
+    attributes = {**others(spec, layout.attributes()), **profile_attributes}
+    return WrittenForm(MX, attributes, {INDICES: "data", SCALES: "scales"}, {INDICES: stored})
+
 
 _INGOT_PROFILE = re.compile(r"ingot\.(.+)/1", re.DOTALL).fullmatch
 # Prefix of an id without namespace and version, which could equal the id of a codec.

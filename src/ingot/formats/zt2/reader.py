@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from ingot.core.bytes import checksums
 from ingot.core.bytes.encodings import ENCODED
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.shared.dense_columns import DenseTensors

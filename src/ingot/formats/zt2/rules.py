@@ -12,8 +12,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from ingot.core.bytes.checked import MAX_RANK, element_count
 from ingot.core.bytes.encodings import SEEKABLE, SEEKABLE_LEAST
+from ingot.core.numeric.dtypes import MAX_RANK, element_count
 from ingot.core.parsing.columns import Array, chosen, numbers
 from ingot.errors import FormatError
 from ingot.formats.shared.manifests import label

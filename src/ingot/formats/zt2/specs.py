@@ -14,10 +14,9 @@ from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt.specs import is_plain
 from ingot.formats.zt2.layout import CANONICAL
 from ingot.formats.zt2.manifest import MAX_NAME, Object
-from ingot.formats.zt2.meaning import WrittenForm
 from ingot.formats.zt2.profiles import stored_form, written_forms
 from ingot.formats.zt2.rules import check_names, check_object, utf8_bytes
-from ingot.formats.zt2.types import ITEM_BYTES, types_for_file, types_from_file
+from ingot.formats.zt2.types import ITEM_BYTES, WrittenForm, types_for_file, types_from_file
 from ingot.model.spec import PartSpec, TensorSpec
 
 _FILE_LABEL = "to be written"

@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ingot.core.numeric.dtypes import DTYPES, STORAGE_DTYPES
+from ingot.formats.zt2.made import ConvertedPart
+
+
+class StoredForm(NamedTuple):
+    """Description of a stored tensor as a codec of Ingot.
+
+    ``roles`` maps roles of the file to roles of the codec, if they differ. ``types`` are (storage, logical) element
+    types by role, if they differ from the file's. ``converted`` are parts by role that are converted from stored parts.
+    """
+
+    codec: str
+    attributes: Mapping[str, Any]
+    roles: Mapping[str, str] = {}
+    types: Mapping[str, tuple[str, str | None]] = {}
+    converted: Mapping[str, ConvertedPart] = {}
+
+
+class WrittenForm(NamedTuple):
+    """Description of a tensor as a profile: its id and attributes.
+
+    ``roles`` maps roles of the codec to roles of the file, if they differ. ``types`` are the types in the file by role,
+    if they differ from the defaults.
+    """
+
+    layout: str
+    attributes: Mapping[str, Any]
+    roles: Mapping[str, str] = {}
+    types: Mapping[str, tuple[str, str | None]] = {}
+
 
 ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items() if name != "bool"}
 """The storage types and their bytes; bool is a logical type of u8."""

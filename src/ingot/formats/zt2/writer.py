@@ -16,10 +16,8 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
 from ingot.formats.shared.order import Order
 from ingot.formats.shared.spool import Spool
-from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
-from ingot.formats.zt2.meaning import WrittenForm
 from ingot.formats.zt2.overlay import BaseLocation, OpenBase
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import (
@@ -30,8 +28,40 @@ from ingot.formats.zt2.specs import (
     describe,
     written_form,
 )
+from ingot.formats.zt2.types import WrittenForm
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
+
+
+class Blobs:
+    """Offsets of blobs by length and CRC-32C; memory is small because most keys have only one blob."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, int] = {}
+        self._others: dict[int, list[int]] = {}
+
+    def offsets(self, length: int, crc: str) -> list[int]:
+        """Return the offsets of the blobs with this length and CRC-32C, in the order in which they were added."""
+        key = _key(length, crc)
+        first = self._first.get(key)
+        return [] if first is None else [first, *self._others.get(key, ())]
+
+    def add(self, length: int, crc: str, offset: int) -> bool:
+        """Add a blob; return whether it is new."""
+        key = _key(length, crc)
+        first = self._first.get(key)
+        if first is None:
+            self._first[key] = offset
+            return True
+        if first == offset or offset in self._others.get(key, ()):
+            return False
+        self._others.setdefault(key, []).append(offset)
+        return True
+
+
+def _key(length: int, crc: str) -> int:
+    return length << 32 | int(crc.rpartition(":")[2], 16)
+
 
 _CHUNK = 1 << 20
 

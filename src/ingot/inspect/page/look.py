@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.open import open_source
 from ingot.core.numeric.stats import ErrorStats
 from ingot.core.options import takes
 from ingot.core.parsing.strictjson import strict_json
+from ingot.core.registry import Instances
 from ingot.errors import FormatError
 from ingot.inspect.compare import compared, renamed, sides
 from ingot.inspect.comparisons import TensorComparison
@@ -22,16 +23,57 @@ from ingot.inspect.options import CompareOptions
 from ingot.inspect.overview import delta_lines
 from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.sample import Histogram, chosen, histogram
-from ingot.inspect.page.sections import FilledSection, fill_sections
 from ingot.inspect.receipt import receipt_of, told
 from ingot.inspect.seal import seal_beside
 from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.layouts.short_name import codec_name
+from ingot.model.layouts.table import codec_name
 from ingot.model.tensor import Tensor
 from ingot.naming.names import ROLES, layer_of, role_of
-from ingot.reporting.report import Bits, Bytes, Ratio, Shape
+from ingot.reporting.report import Bits, Bytes, Ratio, Shape, Table, table_of
 from ingot.stores.location import Location
+
+
+class ReportSection(Protocol):
+    """A table about a checkpoint.
+
+    ``title`` is the heading on the page, ``row`` the dataclass of a row, ``heads`` the columns of the page with their
+    headings. The section's data has the name of its entry point.
+    """
+
+    title: str
+    row: type[Any]
+    heads: Mapping[str, str]
+
+    def rows(self, checkpoint: Checkpoint, options: ReportOptions) -> Sequence[Any]:
+        """Return the rows; an empty section is not on the page. Raises ``IngotError``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSection:
+    """A section with its rows."""
+
+    name: str
+    title: str
+    data: Table
+    page: Table
+
+
+REPORT_SECTIONS: Instances[ReportSection] = Instances(
+    "report section", group="ingot.report_sections", contract=ReportSection
+)
+
+
+def fill_sections(checkpoint: Checkpoint, options: ReportOptions) -> list[FilledSection]:
+    """Return the sections of all extensions."""
+    filled = []
+    for name, section in REPORT_SECTIONS.available():
+        rows = section.rows(checkpoint, options)
+        data, page = (table_of(name, rows, section.row, heads) for heads in ({}, section.heads))
+        filled.append(FilledSection(name, section.title, data, page))
+    return filled
+
 
 _MOST_JSON = 1 << 28
 _RULE = "report.json"

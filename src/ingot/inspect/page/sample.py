@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import FLOATS
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import role_of

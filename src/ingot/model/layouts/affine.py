@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
 from ingot.model.layouts.orientation import AXIS, require_last_axis
 from ingot.model.spec import PartSpec

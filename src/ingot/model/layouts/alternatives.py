@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.core.numeric.retype import HOLDERS
 from ingot.model.layouts.affine import (
     FLAT_LSB,

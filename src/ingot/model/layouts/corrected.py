@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import Attributes, Described, Layout, matrix_shape
-from ingot.model.layouts.ids import codec_of, file_id
+from ingot.model.layouts.base import Attributes, Described, Layout, codec_of, file_id, matrix_shape
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_within

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import (
     CODES,

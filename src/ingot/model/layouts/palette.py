@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Attributes, Described, Shape
 from ingot.model.spec import PartSpec

@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 
 from ingot.core.numeric.blocks import mask_bytes
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.model.layouts.base import Attributes, Described, Layout, Shape, Storable, element_count, matrix_shape
-from ingot.model.layouts.ids import file_id
+from ingot.model.layouts.base import (
+    Attributes,
+    Described,
+    Layout,
+    Shape,
+    Storable,
+    element_count,
+    file_id,
+    matrix_shape,
+)
 from ingot.model.layouts.table import layout_within
 from ingot.model.spec import PartSpec
 

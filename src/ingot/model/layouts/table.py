@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ingot.core.registry import Registry
-from ingot.model.layouts.base import Described, Layout, OtherLayout, Shape
-from ingot.model.layouts.ids import codec_of
+from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.base import Described, Layout, OtherLayout, Shape, codec_of
+from ingot.model.layouts.ggml import GgmlBlocksLayout
+
+
+def codec_name(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) -> str:
+    """Name a codec in a few words: integers by bits and what shares a scale (``int4 g64``), ggml's blocks by their type
+    (``q4_0``), then the encoding."""
+    extra = sorted(set(encodings) - {"raw"})
+    if codec == AffineLayout.codec and "bits" in params:
+        group = params.get("group_size")
+        return " ".join([f"int{params['bits']}", f"g{group}" if group else str(params.get("granularity", "")), *extra])
+    if codec == GgmlBlocksLayout.codec and "type" in params:
+        return " ".join([str(params["type"]), *extra])
+    return " ".join([codec, *extra])
 
 
 class _Family(Protocol):
@@ -30,7 +43,7 @@ LAYOUTS: Registry[_Family] = Registry(
         ("sparse_coo", "ingot.model.layouts.sparse:CooLayout"),
         ("sparse_mask", "ingot.model.layouts.sparse:MaskLayout"),
         ("sparse_blocks", "ingot.model.layouts.sparse:BlocksLayout"),
-        ("tca_tbe", "ingot.model.layouts.lossless:TcaLayout"),
+        ("tca_tbe", "ingot.model.layouts.dense:TcaLayout"),
         ("astc", "ingot.model.layouts.texture:AstcLayout"),
         ("sparse_patch", "ingot.model.layouts.delta:PatchLayout"),
         ("delta_sparse", "ingot.model.layouts.delta:SparseDeltaLayout"),

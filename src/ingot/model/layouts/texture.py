@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import FLOATS
 from ingot.model.layouts.base import Attributes, Described
 
 VERSION = 1

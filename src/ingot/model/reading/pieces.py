@@ -12,8 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ingot.core.bytes.checked import require_inside
-from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype, require_inside
 from ingot.errors import UnsupportedError
 from ingot.model.bytesource import DerivedSource
 from ingot.model.part import Part, PartReader, StoredReader, memory_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import native_order
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.numeric.dtypes import native_order, numpy_dtype
 from ingot.errors import UnsupportedError, UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
 from ingot.codecs.base import FLOAT_TARGETS
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib import resources
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ingot.artifacts.destination import destination, stage
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.save import plan_tensors, write_tensors
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.journal import Journal, fingerprint
@@ -28,21 +29,91 @@ from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import Layered, Settings
 from ingot.runtime.calibration.calibrate_passes import Passes
 from ingot.runtime.calibration.calibrate_plan import Means, estimated, means_of
-from ingot.runtime.calibration.calibrate_text import windows_of
 from ingot.runtime.calibration.calibrate_work import Work
-from ingot.runtime.calibration.calibration import LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
+from ingot.runtime.calibration.calibration import BUILT_IN, LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
 from ingot.runtime.calibration.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, samples_of, seeded
 from ingot.runtime.calibration.skeleton import Skeleton
-from ingot.runtime.calibration.spilled_cache import spilled_cache
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
-from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding
-from ingot.runtime.evaluation.windows import require_room_for_text, sample_prefix
+from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, named_tokens, surrounding_tokens
+from ingot.runtime.evaluation.windows import Windows, cut_windows, read_text, require_room_for_text, sample_prefix
 from ingot.runtime.loading.model_source import resolve
 from ingot.runtime.loading.transformers_config import EXTRA, version
+from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import temporary_folder
 from ingot.translate.imatrix import write_imatrix
+
+
+def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> Callable[[int], Any]:
+    """Return what makes a cache for ``count`` sequences of ``length`` tokens.
+
+    Layers of attention to all tokens are kept in a file that nobody sees and that goes with the cache; those of another
+    kind (sliding windows, states) stay small, and in memory.
+    """
+    known = require("transformers.cache_utils", "transformers")
+    torch = require("torch", "torch")
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.room = [_mapped(torch, scratch, states, length) for states in (key_states, value_states)]
+        first = self.get_seq_length()
+        last = first + key_states.shape[-2]
+        for room, states in zip(self.room, (key_states, value_states), strict=True):
+            room[..., first:last, :] = states
+        self.keys, self.values = (room[..., :last, :] for room in self.room)
+        return self.keys, self.values
+
+    spilled = type("Spilled", (known.DynamicLayer,), {"update": update})
+
+    def made(count: int) -> Any:
+        cache = known.DynamicCache(config=model.config)
+        cache.layers = [spilled() if type(layer) is known.DynamicLayer else layer for layer in cache.layers]
+        return cache
+
+    return made
+
+
+def _mapped(torch: Any, scratch: Callable[[], BinaryIO], states: Any, length: int) -> Any:
+    """Return room for ``length`` tokens of such states, f32 [windows, heads, length, width], in a file."""
+    shape = (*states.shape[:-2], length, states.shape[-1])
+    with scratch() as file:
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+
+
+_FILE = "calibration.txt"  # written for Ingot; CC0-1.0
+
+
+def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tuple[Windows, str]:
+    """Return windows of a text, and the text's name for reports.
+
+    A causal model's begin with the tokens that the tokenizer puts before a text, in the place of the text's own. An
+    encoder's windows are whole texts to it, and have the tokens before and after around the text's own.
+
+    Raises
+    ------
+    UsageError
+        ``eval.text``: no text in UTF-8, or fewer tokens than a window.
+    """
+    built_in = options.text == BUILT_IN or options.text is None
+    text = Location.parse(options.text or "")
+    where = "text that Ingot ships" if built_in else f"text {text}"
+    content = default_text() if built_in else read_text(text, length * options.samples)
+    tokenizer = load_tokenizer(options.model)
+    surrounding = surrounding_tokens(tokenizer)
+    shape = length, options.samples
+    if encoder:
+        tokens = cut_windows(tokenizer, content, shape, where, surrounding, contiguous=True)
+    else:
+        tokens = cut_windows(tokenizer, content, shape, where, Surrounding(surrounding.before))
+    return Windows(tokens, named_tokens(tokenizer, surrounding.before)), where
+
+
+def default_text() -> str:
+    """Return the text that Ingot ships: prose in many languages, and code (``spec/calibration.md``)."""
+    return resources.files("ingot.runtime.calibration").joinpath(_FILE).read_text("utf-8")
+
 
 _SAMPLED = "samples"
 

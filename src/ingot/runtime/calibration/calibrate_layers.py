@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import ResourceError
 from ingot.runtime.calibration.moments import Sums, Wanted, listening
 from ingot.runtime.calibration.skeleton import Layer, Piece, Skeleton

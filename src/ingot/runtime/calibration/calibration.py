@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME
+from ingot.artifacts.destination import MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import about
 from ingot.core.runtime.memory import format_size
 from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of

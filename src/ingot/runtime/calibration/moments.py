@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import IntegrityError
 from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MEANS, OUTPUTS, SQUARES
 from ingot.model.tensor import Array

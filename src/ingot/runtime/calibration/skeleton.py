@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.runtime.memory import require_ram
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Tensor

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.model.tensor import Tensor
 from ingot.runtime.arrays.torch import from_numpy
 from ingot.runtime.loading.transformers_packed import StandIn

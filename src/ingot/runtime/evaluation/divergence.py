@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.conversion.budget.divergence import Kl
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.runtime.calibration.calibration import LENGTH, SAMPLES
 from ingot.runtime.calibration.samples import HELD_OUT, SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, samples_of, seeded

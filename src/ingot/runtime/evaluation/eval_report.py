@@ -2,20 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ingot.artifacts.identity import content_id
+from ingot.artifacts.open import open_source
+from ingot.core.registry import did_you_mean
 from ingot.core.runtime.bootstrap import Interval
-from ingot.reporting.report import Column, Figure, Line, Report, Table
+from ingot.errors import INGOT_VERSION, UsageError
+from ingot.inspect.receipt import add_receipt
+from ingot.reporting.report import Column, Figure, Line, Report, Table, number, size_text
 from ingot.reporting.shown import Shown
-from ingot.reporting.text import number, size_text
-from ingot.runtime.evaluation.eval_gate import Verdict
 from ingot.runtime.evaluation.layer_errors import LayerError
 from ingot.runtime.evaluation.special_tokens import SpecialToken, prefix_text
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.options import EXACT
+from ingot.runtime.loading.options import EXACT, Measures, Protocol
+from ingot.stores.location import Location
+
+RULE = "eval.gate"
+NAMES = {
+    "ppl": "perplexity",
+    "kl": "kl",
+    "kl_median": "kl_median",
+    "kl_p99": "kl_p99",
+    "kl_max": "kl_max",
+    "agreement": "agreement",
+    "top_k": "top_k",
+    "layer_error": "layer_error",
+    "layer_cosine": "layer_cosine",
+}
+"""What a term may name, and the figure that it is."""
+ALONE = frozenset({"perplexity"})
+"""The figures that a model has without a reference."""
+_TERM = re.compile(r"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*(x|%|)\s*")
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One bound on a figure; ``relative`` is a multiple of the reference's."""
+
+    text: str
+    figure: str
+    operator: str
+    bound: float
+    relative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A term, what was found (of a relative one the ratio to the reference's), and whether it keeps to it."""
+
+    term: str
+    found: float
+    met: bool
+
+
+def parse_gate(text: str) -> list[Term]:
+    """Return the terms of a gate: ``NAME<VALUE``, ``<=``, ``>`` or ``>=``, with commas between.
+
+    ``ppl<1.01x`` is a multiple of the reference's perplexity, ``agreement>98%`` a share. Raises ``UsageError``
+    ``eval.gate``.
+    """
+    return [_term(each) for each in text.split(",")]
+
+
+def _term(text: str) -> Term:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"expected terms such as kl<0.02, ppl<1.01x or agreement>98%, commas between, found {text.strip()!r:.80}",
+            rule=RULE,
+        )
+    name, sign, number, unit = match.groups()
+    if name not in NAMES:
+        raise UsageError(
+            f"expected one of {', '.join(NAMES)} in --gate, found {name!r:.80}{did_you_mean(name, NAMES)}", rule=RULE
+        )
+    try:
+        bound = float(number)
+    except ValueError:
+        bound = math.nan
+    if not math.isfinite(bound):
+        raise UsageError(f"expected a number after {name}{sign}, found {number!r:.80}", rule=RULE)
+    if unit == "x" and name != "ppl":
+        raise UsageError(f"expected a multiple of the reference's for ppl alone, found {text.strip()!r:.80}", rule=RULE)
+    return Term(text.strip(), NAMES[name], sign, bound / 100 if unit == "%" else bound, unit == "x")
+
+
+def require_measured(terms: Sequence[Term], measured: Collection[str], *, reference: bool) -> None:
+    """Refuse, before anything is measured, terms on what will not be: ``UsageError`` ``eval.gate``."""
+    for term in terms:
+        if (term.relative or term.figure not in ALONE) and not reference:
+            raise UsageError(f"{term.text!r} needs a model to compare with: add --reference", rule=RULE)
+        if term.figure not in measured:
+            raise UsageError(f"{term.text!r} is on what is not measured: add {_WANTED[term.figure]}", rule=RULE)
+
+
+_WANTED = {
+    **dict.fromkeys(("kl_median", "kl_p99", "kl_max"), "--kl"),
+    **dict.fromkeys(("layer_error", "layer_cosine"), "--per-layer"),
+    "top_k": "--top-k N",
+}
+
+
+def judged(terms: Sequence[Term], figures: Mapping[str, float], relative: Mapping[str, float]) -> list[Verdict]:
+    """Return what each term finds; a figure that is not a number keeps to none."""
+    found = []
+    for term in terms:
+        value = (relative if term.relative else figures)[term.figure]
+        found.append(Verdict(term.text, value, _OPERATORS[term.operator](value, term.bound)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +260,73 @@ def _layers(result: Evaluation) -> Table:
         else f"{result.departing} is the first whose error is above {result.departs:g}"
     )
     return Table("", (*_LAYERS, Column("", "data", " ")), rows, data=False, after=told)
+
+
+FIGURES = (
+    "perplexity",
+    "reference_perplexity",
+    "perplexity_ratio",
+    "kl",
+    "kl_median",
+    "kl_p99",
+    "kl_max",
+    "agreement",
+    "top_k",
+    "compute_kl",
+)
+
+
+def write_receipt(
+    result: Evaluation,
+    location: Location,
+    text: Location,
+    reference: Location | None,
+    protocol: Protocol,
+    measures: Measures,
+) -> str:
+    """Add an evaluation to the receipt of an artifact; raise the errors of ``add_receipt``.
+
+    The receipt contains the names of files, not their folders on this machine.
+    """
+    compared = None if reference is None else {"name": reference.name, "weights": _content(reference)}
+    of = {
+        "kind": "eval",
+        "text": {"name": text.name, "tokens": result.tokens},
+        "window": protocol.window,
+        "sequences": result.sequences,
+        "dtype": str(protocol.dtype),
+        "keep_packed": protocol.keep_packed,
+        "reference": compared,
+        **({"window_prefix": [asdict(token) for token in result.window_prefix]} if result.window_prefix else {}),
+        **({} if result.compute == EXACT else {"compute": result.compute}),
+        **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
+    }
+    found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
+    entry: dict[str, Any] = {"of": of, "by": f"ingot {INGOT_VERSION}", "figures": found}
+    if measures.top_k is not None:
+        entry["top_k"] = measures.top_k
+    if result.intervals:
+        entry |= {"intervals": result.intervals, "resamples": measures.resamples, "seed": measures.seed}
+    if result.layers:
+        layers = [asdict(each) for each in result.layers]
+        entry |= {"layers": layers, "departs": result.departs, "departing": result.departing}
+    if result.gate:
+        entry["gate"] = [asdict(each) for each in result.gate]
+    return add_receipt(location, finite(entry), measures.progress)
+
+
+def finite(value: Any) -> Any:
+    """Return JSON-like data with None in place of numbers that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _content(location: Location) -> str:
+    source = open_source(location, io="pread")
+    try:
+        return content_id(source.view())
+    finally:
+        source.close()

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ingot.core.border import bordered
-from ingot.core.extras import require
+from ingot.core.border import bordered, require
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
 from ingot.inspect.receipt import require_place
-from ingot.runtime.evaluation.eval_gate import Term, judged, parse_gate, require_measured
-from ingot.runtime.evaluation.eval_receipt import write_receipt
-from ingot.runtime.evaluation.eval_report import Evaluation
+from ingot.runtime.evaluation.eval_report import Evaluation, Term, judged, parse_gate, require_measured, write_receipt
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers
 from ingot.runtime.evaluation.scores import Scores

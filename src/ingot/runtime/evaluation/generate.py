@@ -11,7 +11,7 @@ from typing import Any
 from ingot.artifacts.attachments import located, no_attachment
 from ingot.artifacts.draft_head import config_of_draft
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.runtime.evaluation.special_tokens import prompt_tokens
 from ingot.runtime.loading.kv_options import KvUse

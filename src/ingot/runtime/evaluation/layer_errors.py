@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import UsageError
 from ingot.runtime.loading.transformers_config import EXTRA
 

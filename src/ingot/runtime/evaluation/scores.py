@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.runtime.bootstrap import Interval, interval
 from ingot.runtime.loading.transformers_config import EXTRA
 

@@ -10,7 +10,7 @@ import codecs
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import UsageError
 from ingot.runtime.evaluation.special_tokens import (
     SpecialToken,

@@ -16,14 +16,65 @@ import torch
 from torch.nn import functional
 
 from ingot.codecs.packed import CODECS, Packed, matrix_of, stays_packed
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.core.runtime.team import share_team
+from ingot.core.runtime.parallel import share_team
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
 from ingot.runtime.arrays.torch import from_numpy, to_numpy
 from ingot.runtime.layers.decoded_on_use import DecodedOnUse
-from ingot.runtime.layers.packed_decode import decode_rows
+
+
+def decode_rows(params: AffineLayout, cols: int, packed: Any, scales: Any, zeros: Any) -> Any:
+    """Return rows [n, cols] in f32.
+
+    Parameters
+    ----------
+    packed : uint8 tensor, [n, row bytes]
+    scales, zeros : float tensors, [n, scales of a row], or [1] of granularity tensor; ``zeros`` may be None
+    """
+    q = _numbers(_codes(packed, cols, params), params)
+    if zeros is None and params.zero_point is not None:
+        q = q - float(params.zero_point)
+    scale = _spread(scales, params, cols)
+    if zeros is None:
+        return scale * q
+    zero = _spread(zeros, params, cols)
+    return scale * q + zero if params.offset else scale * (q - zero)
+
+
+def _codes(packed: Any, cols: int, params: AffineLayout) -> Any:
+    """Unpack [n, row bytes] to [n, cols], one code per byte."""
+    torch = require("torch", "torch")
+    if params.bits == 8:
+        return packed[:, :cols]
+    if params.bits == 4:
+        pair = [packed & 15, packed >> 4]
+        return torch.stack(pair[::-1] if params.msb else pair, dim=2).flatten(1)[:, :cols]
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    stream = packed.unsqueeze(2) >> (places.flip(0) if params.msb else places) & 1
+    bits = stream.flatten(1)[:, : cols * params.bits].unflatten(1, (cols, params.bits))
+    weights = places[: params.bits]
+    return (bits << (weights.flip(0) if params.msb else weights)).sum(dim=2, dtype=torch.uint8)
+
+
+def _numbers(codes: Any, params: AffineLayout) -> Any:
+    """Return the integers that codes stand for, as f32."""
+    torch = require("torch", "torch")
+    if not params.signed:
+        return codes.to(torch.float32)
+    half = 1 << (params.bits - 1)
+    return ((codes ^ half).to(torch.int16) - half).to(torch.float32)
+
+
+def _spread(values: Any, params: AffineLayout, cols: int) -> Any:
+    torch = require("torch", "torch")
+    wide = values.to(torch.float32)
+    if params.group_size is None:
+        return wide.reshape(-1, 1)
+    return wide.repeat_interleave(min(params.group_columns(cols), cols), dim=1)[:, :cols]
+
 
 SCRATCH = 8 << 20
 """Bytes of decoded weights that a larger product holds at a time; never less than a row."""

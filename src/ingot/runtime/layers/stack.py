@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import IngotError, UnsupportedError
 
 _FORMS: tuple[Callable[[Any], Any], ...] = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from math import gcd
 from typing import Any, Final
 
-from ingot.core.suggest import did_you_mean
+from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.reporting.report import Bytes
 

@@ -12,8 +12,7 @@ import numpy as np
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
-from ingot.core.border import bordered
-from ingot.core.extras import require
+from ingot.core.border import bordered, require
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import require_ram
 from ingot.errors import FormatError, IngotError, UnsupportedError

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.artifacts.unread_dialects import of_config
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.detect import FORMATS
 from ingot.formats.packed_folders.base import PACKING_KEYS
-from ingot.formats.table import FORMATS
 from ingot.model.store import Store
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
 

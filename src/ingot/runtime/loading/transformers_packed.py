@@ -14,7 +14,7 @@ from typing import Any
 from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.packed import matrix_of, stays_packed
 from ingot.codecs.table import CODECS
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import IngotError
 from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.tensor import Tensor

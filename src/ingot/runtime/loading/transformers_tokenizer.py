@@ -9,7 +9,7 @@ from os import fspath
 from typing import Any
 
 from ingot.artifacts.companions import is_weights
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import FormatError, IngotError, printable
 from ingot.model.store import Store
 from ingot.naming.config import MAX_CONFIG

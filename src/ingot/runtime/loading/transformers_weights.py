@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.codecs.base import FLOAT_TARGETS
 from ingot.codecs.table import CODECS
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.layouts.dense import DenseLayout

@@ -20,8 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ingot.core.bytes.checksums import Blake3, hex_of
-from ingot.core.files.paths import local_path
-from ingot.core.files.system import open_flags, remove_tree, replace, user_id
+from ingot.core.files.system import local_path, open_flags, remove_tree, replace, user_id
 from ingot.core.runtime.memory import parse_size
 from ingot.errors import UsageError
 from ingot.model.bytesource import Stamp

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.bytesource import Stamp

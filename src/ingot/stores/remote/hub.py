@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.errors import FormatError, IngotError, ResourceError, UsageError
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Listing, Store, checked_name

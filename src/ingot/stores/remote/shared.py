@@ -21,8 +21,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from ingot.core.files import locks
-from ingot.core.files.oserrors import write_error
-from ingot.core.files.system import open_flags
+from ingot.core.files.system import open_flags, write_error
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp

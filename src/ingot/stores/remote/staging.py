@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
-from ingot.core.files.oserrors import write_error
+from ingot.core.files.system import write_error
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.store import Listing, Replaced, Store

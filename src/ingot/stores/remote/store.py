@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ingot.core.extras import require
+from ingot.core.border import require
 from ingot.core.files.atomic import Staging
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import DTYPES, cast, numpy_dtype
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint

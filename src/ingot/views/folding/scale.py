@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint

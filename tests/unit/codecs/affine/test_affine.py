@@ -12,8 +12,7 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.core.numeric import buffers
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import float_name
+from ingot.core.numeric.dtypes import float_name, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import MemorySource

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.sign import sign_scales, unbiased_scales
-from ingot.core.numeric.floats import float_name
+from ingot.core.numeric.dtypes import float_name
 from ingot.errors import CodecError, UsageError
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, encode_tensor

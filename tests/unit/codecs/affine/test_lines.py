@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
-from ingot.codecs.affine.lines import between_lines, with_one_point
 from ingot.codecs.affine.word_codes import pack_points
 from ingot.codecs.affine.word_rows import rows_tensor
-from ingot.codecs.affine.words import WordsCodec
+from ingot.codecs.affine.words import WordsCodec, between_lines, with_one_point
 from ingot.codecs.base import Repacked
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.packed_words import AWQ, GPTQ, GPTQ_V1, WordsLayout

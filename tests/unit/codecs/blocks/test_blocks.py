@@ -11,7 +11,7 @@ import pytest
 
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.grids import grid
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import IngotError
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.part import memory_part

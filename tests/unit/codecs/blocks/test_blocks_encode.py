@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.encode import LEVELS
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.tensor import Array

@@ -12,7 +12,7 @@ from ingot.codecs.delta.flat import HUGE
 from ingot.codecs.delta.readers import Codes, ElementReader, values_of
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import digest
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.codecs.trellis.codec import TrellisCodec
-from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
-from ingot.codecs.trellis.values import values_of
+from ingot.codecs.trellis.streams import band_for, bands_of, pack_band, values_of
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import isa
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError

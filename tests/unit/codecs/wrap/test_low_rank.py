@@ -13,8 +13,7 @@ import pytest
 
 from ingot.codecs.wrap.low_rank import LowRankCodec
 from ingot.codecs.wrap.low_rank_fit import factors
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import float_name
+from ingot.core.numeric.dtypes import float_name, numpy_dtype
 from ingot.errors import CodecError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor

@@ -10,8 +10,7 @@ import pytest
 
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.wrap.with_outliers import OutlierCodec, largest
-from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.numeric.floats import float_name
+from ingot.core.numeric.dtypes import float_name, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.errors import CodecError, IngotError, UsageError
 from ingot.model.part import memory_part

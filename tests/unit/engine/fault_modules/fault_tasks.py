@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from ingot import errors
 from ingot.cluster import messages
-from ingot.cluster.task_types import TaskType
+from ingot.cluster.tasks import TaskType
 
 
 class Unpicklable(Exception):  # noqa: N818

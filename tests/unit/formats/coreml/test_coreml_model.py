@@ -13,7 +13,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.conversion.coreml.model import extract_model
 from ingot.errors import IngotError
-from ingot.naming.llama import LlamaConfig
+from ingot.naming.config import LlamaConfig
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

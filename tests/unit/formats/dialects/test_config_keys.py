@@ -14,8 +14,8 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
+from ingot.formats.detect import FORMATS
 from ingot.formats.packed_folders.config_keys import Key, require_known_keys
-from ingot.formats.table import FORMATS
 
 from . import packing
 from .packing import layer

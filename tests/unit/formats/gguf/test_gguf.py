@@ -12,7 +12,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.formats.gguf import cursor
 from ingot.formats.gguf.cursor import MAX_HEADER
-from ingot.formats.gguf.swapped import SwappedSource, order_of
+from ingot.formats.gguf.reader import SwappedSource, order_of
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.ggml import TYPES
 from tests.support.gguf import ARRAY, STRING, Item, Value, build

@@ -13,8 +13,8 @@ import pytest
 import ingot
 from ingot.core.numeric.dtypes import STORAGE_DTYPES
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.gguf.carry import describe_types
 from ingot.formats.gguf.format import GgufFormat
+from ingot.formats.gguf.header import describe_types
 from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata
 from ingot.formats.gguf.types import DENSE
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout

@@ -19,8 +19,7 @@ from ingot.formats.onnx import layout
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.formats.onnx.graph import INITIALIZERS, MICROSOFT, parse_model
 from ingot.formats.onnx.template import Template
-from ingot.model.artifact import Artifact
-from ingot.model.attachments import Attachments
+from ingot.model.artifact import Artifact, Attachments
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore, MemoryTarget

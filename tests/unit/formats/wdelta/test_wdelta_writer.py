@@ -163,7 +163,7 @@ def test_identities_and_metadata_come_back() -> None:
 
 
 def _open(data: bytes) -> Any:
-    from ingot.formats.wdelta.reader import read_catalog
+    from ingot.formats.wdelta.format import read_catalog
 
     return read_catalog(MemorySource(data), "x.wdelta")
 

@@ -14,7 +14,7 @@ import ingot
 from ingot.cli.main import run as ingot_command
 from ingot.conversion.run import prepare
 from ingot.core.runtime.memory import parse_size
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
 from ingot.formats.base import WrittenArtifact
 from ingot.formats.gguf.format import GgufFormat

@@ -9,7 +9,7 @@ import pytest
 
 import ingot
 from ingot.conversion.run import convert
-from ingot.core.numeric.floats import cast
+from ingot.core.numeric.dtypes import cast
 from ingot.core.runtime.memory import anonymous_rss
 from ingot.errors import UsageError
 from ingot.recipes.load import parse_recipe

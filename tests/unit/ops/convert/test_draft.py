@@ -23,7 +23,7 @@ Head = dict[str, Array]
 
 
 def tensors(head: Head) -> dict[str, Tensor]:
-    from ingot.formats.table import FORMATS
+    from ingot.formats.detect import FORMATS
 
     return {tensor.name: tensor for tensor, _ in plan_tensors(FORMATS["zt"], head)}
 

@@ -18,8 +18,7 @@ from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import CodecError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
-from ingot.views.pruning.ffn import Ffn, Skipped, find_ffns
-from ingot.views.pruning.prune import PruneOptions, channel_norms, choose
+from ingot.views.pruning.prune import Ffn, PruneOptions, Skipped, channel_norms, choose, find_ffns
 
 UP, GATE, DOWN = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.cli.render import render
+from ingot.cli.output import render
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.table import CODECS
 from ingot.conversion.run import prepare
 from ingot.core.runtime.progress import ProgressEvent
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part

@@ -22,10 +22,9 @@ from ingot.cluster.pool import Processes
 from ingot.delta.cost import delta_cost
 from ingot.delta.pairs import pairs_of
 from ingot.delta.plan import Draft, DraftData
-from ingot.engine.bind import bound_steps
-from ingot.engine.data import step_data
+from ingot.engine.data import bound_steps, step_data
 from ingot.errors import IngotError
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]

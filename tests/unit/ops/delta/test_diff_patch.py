@@ -20,10 +20,9 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.core.runtime.progress import ProgressEvent
 from ingot.delta.proof import Proof
 from ingot.delta.strategy import Storage, choices
-from ingot.engine import cost
+from ingot.engine import resources as cost
 from ingot.engine.diff_step import Diff
-from ingot.engine.specs import encoded_spec
-from ingot.engine.work import ChunkBudget
+from ingot.engine.work import ChunkBudget, encoded_spec
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -170,7 +169,7 @@ class TestExact:
     def test_chunks_and_threads_do_not_show(self, model, tuned, tmp_path, monkeypatch):
         ingot.diff(model, tuned, tmp_path / "a.zt")
         monkeypatch.setattr(cost, "CHUNK_ELEMENTS", 500)
-        monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.engine.resources.CHUNK_ELEMENTS", 500)
         ingot.diff(model, tuned, tmp_path / "b.zt", threads=1)
         assert (tmp_path / "a.zt").read_bytes() == (tmp_path / "b.zt").read_bytes()
         ingot.patch(model, tmp_path / "b.zt", tmp_path / "out.safetensors", threads=3, verify=True)
@@ -543,7 +542,7 @@ class TestWdelta:
         assert set(report.ops) == {"apply"}
         monkeypatch.setattr(Proof, "_parent", None)  # the hash comes on the way, in the first order
         monkeypatch.setattr(Proof, "_in_another_order", None)
-        monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 700)
+        monkeypatch.setattr("ingot.engine.resources.CHUNK_ELEMENTS", 700)
         ingot.patch(pair[0], tmp_path / "x.wdelta", tmp_path / "out.safetensors", threads=3)
         found = {item.name: item.stats for item in ingot.compare(pair[1], tmp_path / "out.safetensors").tensors}
         for item in report.tensors:
@@ -557,7 +556,7 @@ class TestWdelta:
         ingot.convert(pair[0], packed, recipe="lossless")
         for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
-        monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.engine.resources.CHUNK_ELEMENTS", 500)
         for base in (pair[0], packed):
             chunks = ingot.diff(base, pair[1], tmp_path / "chunks.wdelta", strategy, overwrite=True, threads=3)
             assert (tmp_path / "chunks.wdelta").read_bytes() == (tmp_path / "whole.wdelta").read_bytes()
@@ -568,7 +567,7 @@ class TestWdelta:
     def test_what_chunks_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
         for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
-        monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
+        monkeypatch.setattr("ingot.engine.resources.CHUNK_ELEMENTS", 500)
         storages = {"model.layers.0.mlp.up_proj.weight": Storage(codec)}
         ingot.diff(model, tuned, tmp_path / "delta.zt", storages=storages)
         ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", verify=True)

@@ -34,7 +34,7 @@ EMBED, UP, NORM = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weigh
 @pytest.fixture(autouse=True)
 def _small_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.delta.strategy.SMALL", 100)
-    monkeypatch.setattr("ingot.delta.exact_dtype.SMALL", 100)
+    monkeypatch.setattr("ingot.delta.plan.SMALL", 100)
 
 
 def base_weights(dtype: Any, rows: int = 40) -> Weights:

@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.base import codec_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.ids import codec_of
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MaskLayout
 

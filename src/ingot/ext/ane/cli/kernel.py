@@ -5,8 +5,7 @@ from __future__ import annotations
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json
-from ingot.cli.render import render
+from ingot.cli.output import Json, render
 from ingot.errors import UsageError
 from ingot.ext.ane.options import KernelOptions
 from ingot.stores.location import AnyPath

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ingot.cli.declare import declare, option
-from ingot.cli.output import Json, print_json
-from ingot.cli.tables import line, table
+from ingot.cli.output import Json, line, print_json, table
 from ingot.core.options import About
 from ingot.errors import UsageError, printable
 from ingot.ext.ane.options import PlanOptions, SuggestOptions
-from ingot.naming.layers import equal_layers
-from ingot.reporting.text import number, shape_text, size_text
+from ingot.naming.names import equal_layers
+from ingot.reporting.report import number, shape_text, size_text
 
 if TYPE_CHECKING:
     from ingot.ext.ane.plan import ChipPlan, WeightPlan

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ingot.cli.output import print_json
-from ingot.cli.tables import line, table
+from ingot.cli.output import line, print_json, table
 from ingot.errors import printable
 from ingot.ext.ane.chips.program import is_program
 from ingot.ext.ane.kernel_units.header import is_unit
-from ingot.reporting.text import number, shape_text, size_text
+from ingot.reporting.report import number, shape_text, size_text
 from ingot.stores.location import AnyPath
 
 

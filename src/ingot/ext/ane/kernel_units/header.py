@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.checked import MAX_RANK, element_count
+from ingot.core.numeric.dtypes import MAX_RANK, element_count
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import Buffer, ByteSource
 from ingot.model.part import CHUNK

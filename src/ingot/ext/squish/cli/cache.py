@@ -7,8 +7,7 @@ from typing import Annotated
 
 from ingot.cli.declare import declare
 from ingot.cli.help import Group
-from ingot.cli.output import Json, Quiet, progress_bar
-from ingot.cli.render import render
+from ingot.cli.output import Json, Quiet, progress_bar, render
 from ingot.core.options import About
 from ingot.ext.squish.tiers.options import BuildOptions
 

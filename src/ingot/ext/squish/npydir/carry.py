@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ingot.core.bytes.checked import MAX_RANK
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK
 from ingot.core.numeric.retype import HOLDERS
 from ingot.errors import CodecError, UnsupportedError
 from ingot.ext.squish.npydir import npy

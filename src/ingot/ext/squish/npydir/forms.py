@@ -8,16 +8,14 @@ from math import prod
 
 import numpy as np
 
-from ingot.core.bytes.checked import MAX_RANK, element_count
-from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.floats import FLOATS
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK, element_count, from_file, numpy_dtype
+from ingot.core.numeric.retype import HOLDERS, narrow
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir.arrays import Array
 from ingot.ext.squish.npydir.arrays import Group as Arrayed
 from ingot.ext.squish.npydir.carry import FLAT_GROUP, LEGACY_ZERO, SCALE, SHORT_SCALES
-from ingot.ext.squish.npydir.narrowed import NarrowedSource
 from ingot.ext.squish.npydir.sidecar import Entry
+from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.affine import (
     CODES,
     FLAT_LSB,
@@ -40,6 +38,76 @@ from ingot.model.layouts.scaled_codebook import SCALES as CODEBOOK_SCALES
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array as Values
 from ingot.model.tensor import Tensor
+
+_CHUNK = 1 << 18
+
+
+class NarrowedSource:
+    """Byte source of an array's values, each converted to the element type that ``ingot.json`` declares.
+
+    Parameters
+    ----------
+    source : ByteSource
+        The array file.
+    offset : int
+        Byte offset of the values in the file.
+    count : int
+        Number of elements.
+    types : tuple of str
+        Element type in the file (f16 or f32) and element type of the tensor.
+    location : str
+        File name for error messages.
+
+    Raises
+    ------
+    FormatError
+        When bytes are read: ``npydir.narrowed`` for a value that the tensor's type cannot represent.
+    """
+
+    mapped = False
+
+    def __init__(self, source: ByteSource, offset: int, count: int, types: tuple[str, str], location: str) -> None:
+        self._source, self._offset, self._location = source, offset, location
+        self._stored, self._dtype = types
+        self._wide, self._item = numpy_dtype(self._stored).itemsize, numpy_dtype(self._dtype).itemsize
+        self.name, self.size = source.name, count * self._item
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a copy of the bytes."""
+        out = np.empty(length, np.uint8).data
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with the bytes that start at ``offset``."""
+        target = np.frombuffer(out, np.uint8)
+        done = 0
+        while done < target.size:
+            first, skip = divmod(offset + done, self._item)
+            count = min(_CHUNK, -(-(target.size - done + skip) // self._item))
+            chunk = self._values(first, count)[skip : skip + target.size - done]
+            target[done : done + chunk.size] = chunk
+            done += chunk.size
+
+    def changed(self) -> bool:
+        return self._source.changed()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _values(self, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        raw = np.empty(count * self._wide, np.uint8)
+        self._source.readinto(self._offset + first * self._wide, raw.data)
+        values = narrow(from_file(raw, self._stored), self._dtype)
+        if values is None:
+            raise FormatError(
+                "npydir.narrowed",
+                f"expected {self._stored} values that {self._dtype} can represent, as ingot.json declares, found "
+                "others",
+                where=self._location,
+            )
+        return values.view(np.uint8)
+
 
 Arrays = Mapping[str, Array]
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as numpy_format
 
-from ingot.core.bytes.checked import element_count
-from ingot.core.numeric.dtypes import DTYPES
+from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.errors import FormatError, IngotError, UnsupportedError
 
 MAGIC = numpy_format.MAGIC_PREFIX

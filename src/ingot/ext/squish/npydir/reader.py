@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ingot.core.bytes import checksums
 from ingot.core.parsing import manifest_digest
 from ingot.core.parsing.strictjson import strict_json
-from ingot.core.runtime.gcpause import gc_paused
+from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.ext.squish.npydir.arrays import Array, Group, extra_file, foreign_form_error, list_arrays, open_arrays
 from ingot.ext.squish.npydir.forms import STORAGE_FORMS, StorageForm, choose, tensor_of

@@ -17,10 +17,9 @@ from ingot.core.files.joining import Joining
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Target, execute
-from ingot.engine.plan import Plan
 from ingot.engine.resources import Resources
-from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import ENCODED, Encode
+from ingot.engine.work import Plan, encoded_spec
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.squish.npydir import sidecar
 from ingot.ext.squish.npydir.added import AddedForms, encode_sidecar_without

@@ -11,7 +11,7 @@ from ingot.codecs.table import CODECS
 from ingot.conversion.placement import as_stored
 from ingot.errors import UsageError
 from ingot.ext.squish.tiers.table import Tier
-from ingot.formats.table import FORMATS
+from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe, Rule

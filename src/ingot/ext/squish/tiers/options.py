@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ingot.artifacts.options import MAX_RAM, PROGRESS, THREADS
+from ingot.artifacts.destination import MAX_RAM, PROGRESS, THREADS
 from ingot.core.options import about
 from ingot.stores.location import AnyPath
 
