@@ -13,7 +13,7 @@ from ingot.runtime.calibration.moments import Sums, Wanted, listening
 from ingot.runtime.calibration.skeleton import Layer, Piece, Skeleton
 from ingot.runtime.calibration.skeleton_ends import embed_by_rows, head_by_rows
 from ingot.runtime.layers.stack import Call, Stack
-from ingot.runtime.loading.transformers_packed import StandIn
+from ingot.runtime.loading.transformers_packed import Placeholder
 
 Group = dict[str, Wanted]
 
@@ -40,9 +40,9 @@ class Layered:
     ----------
     layers : list of Layer
         In the order in which they run.
-    head : StandIn or None
+    head : Placeholder or None
         What the tokens are told by; None in an encoder.
-    before, behind : list of StandIn
+    before, behind : list of Placeholder
         Linear layers outside the stack.
     width : int
         Of the embedding.
@@ -71,7 +71,7 @@ class Layered:
         self.layers = skeleton.layers(self.stack.paths)
         self._calls: dict[tuple[int, ...], Sequence[Call]] = {}
 
-    def _is_linear(self, site: StandIn) -> bool:
+    def _is_linear(self, site: Placeholder) -> bool:
         return isinstance(site.module, self.torch.nn.Linear) and site.attribute == "weight"
 
     def keep(self) -> None:
@@ -128,7 +128,7 @@ class Layered:
         return Wanted(self.head.tensor.name, rows, cols, self._small(cols), False)
 
     @contextmanager
-    def listening_to(self, sites: Sequence[StandIn], *, fisher: bool) -> Iterator[dict[str, Sums]]:
+    def listening_to(self, sites: Sequence[Placeholder], *, fisher: bool) -> Iterator[dict[str, Sums]]:
         """Sum what linear layers outside the stack multiply."""
         wanted = [self._asked(_whole(site), site.tensor.matrix_shape[1]) for site in sites]
         sums = {each.name: Sums(self.torch, each, fisher=fisher) for each in wanted}
@@ -148,7 +148,7 @@ class Layered:
         return self.settings.largest is None or size <= self.settings.largest
 
 
-def _whole(site: StandIn) -> Piece:
+def _whole(site: Placeholder) -> Piece:
     return Piece(site.tensor.name, None, 0, site.tensor.matrix_shape[0])
 
 

@@ -22,7 +22,7 @@ from ingot.naming.names import layer_path
 from ingot.runtime.loading.model_source import ModelSource
 from ingot.runtime.loading.transformers_build import build
 from ingot.runtime.loading.transformers_config import EXTRA, model_class, read_config
-from ingot.runtime.loading.transformers_packed import StandIn, stand_ins
+from ingot.runtime.loading.transformers_packed import Placeholder, placeholders
 from ingot.runtime.loading.transformers_weights import Loading, materialize, merged_names, weights_of
 
 
@@ -42,7 +42,7 @@ class Layer:
 
     path: str
     module: Any
-    sites: list[StandIn] = field(default_factory=list)
+    sites: list[Placeholder] = field(default_factory=list)
     merged: list[str] = field(default_factory=list)
 
 
@@ -80,7 +80,7 @@ class Skeleton:
         """Return the model, and the tensors that have to be decoded as it is built: those that become buffers."""
         names = frozenset(self.checkpoint)
         model = self._attempt(names)
-        found = {site.tensor.name for site in stand_ins(model)}
+        found = {site.tensor.name for site in placeholders(model)}
         others = names - found - self._merging
         if others:
             model = self._attempt(names - others)
@@ -91,25 +91,25 @@ class Skeleton:
         weights = weights_of(self.checkpoint, loading)
         # One way to compute experts, whose products can be told apart.
         options = {"dtype": self._torch.float32, "experts_implementation": "eager"}
-        where = self.checkpoint.location
-        return build(self._kind, self._config, weights, loading, options, strict=True, where=where)
+        location = self.checkpoint.location
+        return build(self._kind, self._config, weights, loading, options, strict=True, location=location)
 
-    def outside(self, paths: Sequence[str]) -> list[StandIn]:
+    def outside(self, paths: Sequence[str]) -> list[Placeholder]:
         """Return the stand-ins that lie in none of the modules at ``paths``."""
-        return [site for site in stand_ins(self.model) if not any(_inside(site.path, path) for path in paths)]
+        return [site for site in placeholders(self.model) if not any(_inside(site.path, path) for path in paths)]
 
     def layers(self, paths: Sequence[str]) -> list[Layer]:
         """Return what each layer is filled from, in the order of their paths in the model."""
         found = {path: Layer(path, self.model.get_submodule(path)) for path in paths}
         places: dict[str, Layer] = {}
-        for site in stand_ins(self.model):
+        for site in placeholders(self.model):
             layer = next((found[path] for path in paths if _inside(site.path, path)), None)
             if layer is not None:
                 layer.sites.append(site)
                 prefix = layer_path(site.tensor.name)
                 if prefix is not None:
                     places[prefix] = layer
-        stood = {site.tensor.name for site in stand_ins(self.model)}
+        stood = {site.tensor.name for site in placeholders(self.model)}
         for name in sorted(self._merging - stood - self._whole):
             prefix = layer_path(name)
             if prefix is None or prefix not in places:
@@ -121,7 +121,7 @@ class Skeleton:
             places[prefix].merged.append(name)
         return list(found.values())
 
-    def fill(self, sites: Sequence[StandIn]) -> None:
+    def fill(self, sites: Sequence[Placeholder]) -> None:
         """Decode what stays: shared parameters stay shared."""
         self._require(_nbytes({site.tensor.name: site.tensor for site in sites}))
         made: dict[int, Any] = {}
@@ -157,7 +157,7 @@ class Skeleton:
             for module, attribute, parameter in empty:
                 module._parameters[attribute] = parameter
 
-    def _made(self, site: StandIn, made: dict[int, Any]) -> Any:
+    def _made(self, site: Placeholder, made: dict[int, Any]) -> Any:
         key = id(site.tensor)
         if key not in made:
             values = materialize(site.tensor, self._torch.float32, self._torch.device("cpu"))

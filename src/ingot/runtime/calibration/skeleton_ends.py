@@ -13,7 +13,7 @@ from typing import Any
 from ingot.core.extras import require
 from ingot.model.tensor import Tensor
 from ingot.runtime.arrays.torch import from_numpy
-from ingot.runtime.loading.transformers_packed import StandIn
+from ingot.runtime.loading.transformers_packed import Placeholder
 from ingot.runtime.loading.transformers_weights import materialize
 
 ROWS = 32 << 20
@@ -21,7 +21,7 @@ ROWS = 32 << 20
 _FEW = 64  # one of so many rows is read by itself, sooner than all of them
 
 
-def embed_by_rows(site: StandIn) -> None:
+def embed_by_rows(site: Placeholder) -> None:
     """Let an embedding find its rows in the tensor that its weight stands for."""
     module, tensor, torch = site.module, site.tensor, require("torch", "torch")
     own, padding, empty = module.forward, getattr(module, "padding_idx", None), site.parameter
@@ -38,7 +38,7 @@ def embed_by_rows(site: StandIn) -> None:
     module.forward = forward
 
 
-def head_by_rows(site: StandIn) -> None:
+def head_by_rows(site: Placeholder) -> None:
     """Let a head multiply by some rows of its tensor after others."""
     torch = require("torch", "torch")
     product, module = partial(_product(torch).apply, site.tensor), site.module

@@ -158,7 +158,7 @@ def evaluate(
         require_place(path)
     _require_steps(loading, measures)
     reports: list[LoadReport] = []
-    wanted = loading.of(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
+    wanted = loading.load_options(path, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
     model = load_model(replace(wanted, report=reports.append))
     _require_tokens(model, measures.top_k)
     windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, chosen)
