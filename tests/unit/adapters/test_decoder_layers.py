@@ -16,7 +16,7 @@ import ingot
 from ingot.codecs.affine.layer import DecoderLayer
 from ingot.runtime.layers import decoder_layers
 from ingot.runtime.layers.decoder_layers import InNativeCalls, attend_each, put_layers
-from ingot.runtime.layers.growing_cache import ROOM, append
+from ingot.runtime.layers.growing_cache import SPARE_TOKENS, append
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.transformers import load_model
 from ingot.testing.models import KINDS, SMALL
@@ -326,7 +326,7 @@ def filled(tokens: int, width: int = 8, dtype: torch.dtype = torch.float32) -> A
 def test_a_cache_grows_in_place() -> None:
     cache, plain, places = filled(5), transformers.DynamicCache(), set()
     plain.update(cache.layers[0].keys, cache.layers[0].values, 0)
-    for step in range(ROOM + 40):
+    for step in range(SPARE_TOKENS + 40):
         keys, values = torch.randn(1, 2, 1 + step % 2, 8), torch.randn(1, 2, 1 + step % 2, 8)
         found, wanted = append(cache, keys, values, 0), plain.update(keys, values, 0)
         assert all(map(torch.equal, found, wanted))

@@ -149,7 +149,7 @@ def test_rows_alone_have_the_bits_of_one_row(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((2048, 1024)).astype(np.float32)
     tensor = encode_tensor(CODECS["affine"], weight, {"bits": 4, "group": 64}, dtype="f32")
-    layer = PackedLinear.of(tensor, dtype=dtype)
+    layer = PackedLinear.from_tensor(tensor, dtype=dtype)
     x = torch.from_numpy(rng.standard_normal((8, 1024)).astype(np.float32)).to(dtype)
     with torch.inference_mode():
         single = torch.cat([layer(row) for row in x.split(1)])

@@ -1,7 +1,7 @@
-"""Stored tensors on a device for which there are no kernels here: their parts go over packed, and are decoded there.
+"""Decode packed tensors on devices without kernels: the packed parts are copied to the device and decoded there.
 
-By torch's own operations, which any device has; the bits are those of the kernels. This module needs torch to be
-imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Decoding uses torch operations, which every device has; the bits equal those of the kernels. Importing this module needs
+torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
 from ingot.runtime.layers.packed_linear import SCRATCH, PackedWeight, has_kernels
 
-_STEPS = 16  # bytes that decoding takes in between for each value, at the most of all layouts
+_STEPS = 16  # maximum bytes of temporary memory per decoded value, over all layouts
 
 
-def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
-    """Whether a stored tensor is decoded on a device, in the floating-point type ``dtype`` (by default its own).
+def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
+    """Return whether a tensor is decoded on a device into the floating-point type ``dtype`` (by default its dtype).
 
-    Matrices of the affine family in rows of whole bytes, as far as their attributes tell; others are decoded here.
+    This holds for matrices of the affine family whose rows are full bytes; other tensors are decoded on the CPU.
     """
     if has_kernels(torch.device(device)):
         return False
@@ -30,24 +30,24 @@ def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
     return target in FLOAT_TARGETS and stays_packed(tensor)
 
 
-def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Return a tensor's values on a device, whose parts were decoded there; None where it ``decodes_there`` not.
+def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
+    """Return the values of a tensor, decoded on a device; None unless ``decodes_on_device``.
 
-    A block of rows at a time is decoded: beside the values and the parts it takes ``SCRATCH``, or a row.
+    Blocks of rows are decoded in turn. Besides the values and the parts this takes ``SCRATCH`` bytes, or a row.
 
     Raises
     ------
     CodecError, IntegrityError
-        As ``PackedMatrix.of``.
+        The errors of ``PackedMatrix.of``.
     """
-    if not decodes_there(tensor, dtype, device):
+    if not decodes_on_device(tensor, dtype, device):
         return None
     target: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    held = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
-    values = torch.empty(held.shape, dtype=target, device=device)
-    rows, cols = held.shape
+    packed = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
+    values = torch.empty(packed.shape, dtype=target, device=device)
+    rows, cols = packed.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))
     for start in range(0, rows, step):
         block = slice(start, min(start + step, rows))
-        values[block] = held.decode(block, target)
+        values[block] = packed.decode(block, target)
     return values

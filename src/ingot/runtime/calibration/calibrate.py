@@ -36,7 +36,7 @@ from ingot.runtime.calibration.skeleton import Skeleton
 from ingot.runtime.calibration.spilled_cache import spilled_cache
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding
-from ingot.runtime.evaluation.windows import require_room_for_text, sample_prefix
+from ingot.runtime.evaluation.windows import sample_prefix, text_length_of_window
 from ingot.runtime.loading.model_source import AnyPath, resolve
 from ingot.runtime.loading.transformers_config import EXTRA, version
 from ingot.stores.local import LocalTarget
@@ -176,7 +176,7 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
             prefix = sample_prefix(options.model)
             ids = tuple(token.id for token in prefix or ())
             require_vocabulary(skeleton.model, torch.tensor(ids))
-            require_room_for_text(length, Surrounding(ids))
+            text_length_of_window(length, Surrounding(ids))
             source_name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
             yield _Subject(skeleton, identity, length, None, source_name, prefix or ())
 

@@ -65,7 +65,7 @@ class Layered:
         probe = self.torch.zeros((1, 2), dtype=self.torch.int64)
         self.stack = Stack(model, probe)
         self.width = int(self.stack.embedded(probe).shape[-1])
-        early = self.stack.stands_before([site.module for site in linear])
+        early = self.stack.run_before_layers([site.module for site in linear])
         self.before = [site for site, first in zip(linear, early, strict=True) if first]
         self.behind = [site for site, first in zip(linear, early, strict=True) if not first]
         self.layers = skeleton.layers(self.stack.paths)

@@ -211,7 +211,7 @@ class Passes:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
-                    hidden = model.stack.enter(started, learns=True).hidden
+                    hidden = model.stack.enter(started, with_gradients=True).hidden
                     hidden.backward(self._read(_gradients(0), first, len(tokens)))
             self._add(written, sums)
         self._finish("begin", written, [], [_gradients(0)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
-from ingot.runtime.evaluation.generate import vocabulary
+from ingot.runtime.evaluation.generate import vocabulary_size
 
 DRAWN = 96
 """Windows that are drawn together: a pass for one token of each takes little more than for one."""
@@ -50,7 +50,7 @@ def _sampled(
 ) -> Any:
     """Return sequences that the model draws at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
-    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary(model), (count, 1))
+    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary_size(model), (count, 1))
     tokens = [last]
     progress.advance(last.numel(), "samples")
     for _ in range(length - last.shape[1]):

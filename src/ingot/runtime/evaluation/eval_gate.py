@@ -1,4 +1,4 @@
-"""Gates of ``ingot eval``: what a model must keep to, such as ``kl<0.02,ppl<1.01x``."""
+"""Gates of ``ingot eval``: limits for a model, such as ``kl<0.02,ppl<1.01x``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NAMES = {
     "layer_error": "layer_error",
     "layer_cosine": "layer_cosine",
 }
-"""What a term may name, and the figure that it is."""
-ALONE = frozenset({"perplexity"})
-"""The figures that a model has without a reference."""
+"""The figure for each name that a term may use."""
+WITHOUT_REFERENCE = frozenset({"perplexity"})
+"""Figures that need no reference."""
 _TERM = re.compile(r"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*(x|%|)\s*")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -37,7 +37,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One bound on a figure; ``relative`` is a multiple of the reference's."""
+    """A limit on a figure; if ``relative``, ``bound`` is a multiple of the reference's figure."""
 
     text: str
     figure: str
@@ -48,7 +48,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A term, what was found (of a relative one the ratio to the reference's), and whether it keeps to it."""
+    """A term, the measured value (for a relative term the ratio to the reference), and whether it meets the bound."""
 
     term: str
     found: float
@@ -56,12 +56,12 @@ class Verdict:
 
 
 def parse_gate(text: str) -> list[Term]:
-    """Return the terms of a gate: ``NAME<VALUE``, ``<=``, ``>`` or ``>=``, with commas between.
+    """Return the terms of a gate: ``NAME<VALUE``, also with ``<=``, ``>`` or ``>=``, separated by commas.
 
-    ``ppl<1.01x`` is a multiple of the reference's perplexity, ``agreement>98%`` a share. Raises ``UsageError``
+    ``ppl<1.01x`` is a multiple of the reference's perplexity, ``agreement>98%`` a percentage. Raises ``UsageError``
     ``eval.gate``.
     """
-    return [_term(each) for each in text.split(",")]
+    return [_term(item) for item in text.split(",")]
 
 
 def _term(text: str) -> Term:
@@ -83,30 +83,32 @@ def _term(text: str) -> Term:
     if not math.isfinite(bound):
         raise UsageError(f"expected a number after {name}{sign}, found {number!r:.80}", rule=RULE)
     if unit == "x" and name != "ppl":
-        raise UsageError(f"expected a multiple of the reference's for ppl alone, found {text.strip()!r:.80}", rule=RULE)
+        raise UsageError(f"only ppl can be a multiple of the reference's, found {text.strip()!r:.80}", rule=RULE)
     return Term(text.strip(), NAMES[name], sign, bound / 100 if unit == "%" else bound, unit == "x")
 
 
 def require_measured(terms: Sequence[Term], measured: Collection[str], *, reference: bool) -> None:
-    """Refuse, before anything is measured, terms on what will not be: ``UsageError`` ``eval.gate``."""
+    """Raise ``UsageError`` ``eval.gate`` if a term needs a figure that the run will not measure."""
     for term in terms:
-        if (term.relative or term.figure not in ALONE) and not reference:
+        if (term.relative or term.figure not in WITHOUT_REFERENCE) and not reference:
             raise UsageError(f"{term.text!r} needs a model to compare with: add --reference", rule=RULE)
         if term.figure not in measured:
-            raise UsageError(f"{term.text!r} is on what is not measured: add {_WANTED[term.figure]}", rule=RULE)
+            raise UsageError(
+                f"{term.text!r} needs a figure that is not measured: add {_OPTIONS[term.figure]}", rule=RULE
+            )
 
 
-_WANTED = {
+_OPTIONS = {
     **dict.fromkeys(("kl_median", "kl_p99", "kl_max"), "--kl"),
     **dict.fromkeys(("layer_error", "layer_cosine"), "--per-layer"),
     "top_k": "--top-k N",
 }
 
 
-def judged(terms: Sequence[Term], figures: Mapping[str, float], relative: Mapping[str, float]) -> list[Verdict]:
-    """Return what each term finds; a figure that is not a number keeps to none."""
-    found = []
+def check_terms(terms: Sequence[Term], figures: Mapping[str, float], relative: Mapping[str, float]) -> list[Verdict]:
+    """Return the verdict on each term; NaN meets no term."""
+    verdicts = []
     for term in terms:
         value = (relative if term.relative else figures)[term.figure]
-        found.append(Verdict(term.text, value, _OPERATORS[term.operator](value, term.bound)))
-    return found
+        verdicts.append(Verdict(term.text, value, _OPERATORS[term.operator](value, term.bound)))
+    return verdicts

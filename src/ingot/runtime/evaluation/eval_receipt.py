@@ -1,4 +1,4 @@
-"""What a receipt says of an evaluation: which text was read how, beside which reference, and what was found."""
+"""Receipts of evaluations: the text and how it was read, the reference, and the measured figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.stores.table import url_of
 if TYPE_CHECKING:
     from ingot.runtime.evaluation.evaluate import Evaluation
 
-FIGURES = (
+FIGURE_NAMES = (
     "perplexity",
     "reference_perplexity",
     "perplexity_ratio",
@@ -36,12 +36,12 @@ FIGURES = (
 def write_receipt(
     result: Evaluation, path: AnyPath, text: AnyPath, reference: AnyPath | None, protocol: Protocol, measures: Measures
 ) -> str:
-    """Add an evaluation to the receipt of the artifact at ``path``; raises as ``add_receipt``.
+    """Add an evaluation to the receipt of the artifact at ``path``. Raises the errors of ``add_receipt``.
 
-    Files go by their names alone: where they lay on this machine is nobody else's business.
+    The receipt contains the names of files without their folders, which may be private.
     """
     compared = None if reference is None else {"name": _last(reference), "weights": _content(reference)}
-    of = {
+    subject = {
         "kind": "eval",
         "text": {"name": _last(text), "tokens": result.tokens},
         "window": protocol.window,
@@ -53,22 +53,22 @@ def write_receipt(
         **({} if result.compute == EXACT else {"compute": result.compute}),
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
-    found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
-    entry: dict[str, Any] = {"of": of, "by": f"ingot {ingot.__version__}", "figures": found}
+    figures = {name: value for name in FIGURE_NAMES if (value := getattr(result, name)) is not None}
+    entry: dict[str, Any] = {"of": subject, "by": f"ingot {ingot.__version__}", "figures": figures}
     if measures.top_k is not None:
         entry["top_k"] = measures.top_k
     if result.intervals:
         entry |= {"intervals": result.intervals, "resamples": measures.resamples, "seed": measures.seed}
     if result.layers:
-        layers = [asdict(each) for each in result.layers]
+        layers = [asdict(item) for item in result.layers]
         entry |= {"layers": layers, "departs": result.departs, "departing": result.departing}
     if result.gate:
-        entry["gate"] = [asdict(each) for each in result.gate]
+        entry["gate"] = [asdict(item) for item in result.gate]
     return add_receipt(path, finite(entry), measures.progress)
 
 
 def finite(value: Any) -> Any:
-    """Return JSON-like data with None in place of numbers that JSON has no word for."""
+    """Return JSON-like data with None instead of infinities and NaN, which JSON cannot express."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What an evaluation has to tell people, in a terminal and in a notebook."""
+"""The report of an evaluation for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAYERS = (Column("", head="layer"), Column("", "cosine", "cosine"), Column("", 
 
 
 def report_of(result: Evaluation) -> Report:
-    """Return the figures, with their intervals, the layers, and what the gate found."""
+    """Return the figures with their intervals, the layers, and the verdicts of the gate."""
     tables = [Table("", _COLUMNS, _rows(result), data=False)]
     closing = [Line("{item}", each="gate")] if result.gate else []
     if result.layers:
@@ -64,22 +64,22 @@ def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
         share = f"{use.bytes_per_token:.0f} of {use.full_bytes_per_token:.0f}"
         rows.append((f"KV cache {use.kind}, bytes per token", share, ""))
     for name, label, show in _FIGURES:
-        value, within = getattr(result, name), result.intervals.get(name)
+        value, interval = getattr(result, name), result.intervals.get(name)
         if value is not None:
-            between = "" if within is None else f"{show(within[0])} to {show(within[1])}"
-            rows.append((label, show(value), between))
+            interval_text = "" if interval is None else f"{show(interval[0])} to {show(interval[1])}"
+            rows.append((label, show(value), interval_text))
     rows.sort(key=lambda row: row[0] != "perplexity")
     return rows
 
 
 def _layers(result: Evaluation) -> Table:
     rows: list[tuple[Any, ...]] = [
-        (each.layer, each.cosine, each.error, "departs" if each.layer == result.departing else "")
-        for each in result.layers
+        (layer.layer, layer.cosine, layer.error, "departs" if layer.layer == result.departing else "")
+        for layer in result.layers
     ]
-    told = (
+    note = (
         f"no layer's error is above {result.departs:g}"
         if result.departing is None
         else f"{result.departing} is the first whose error is above {result.departs:g}"
     )
-    return Table("", (*_LAYERS, Column("", "data", " ")), rows, data=False, after=told)
+    return Table("", (*_LAYERS, Column("", "data", " ")), rows, data=False, after=note)

@@ -19,7 +19,7 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
-from ingot.runtime.arrays.torch import decoded_there, from_numpy
+from ingot.runtime.arrays.torch import decode_on_device, from_numpy
 
 DECODED_TOO_LARGE_HINT = (
     "stream them, keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
@@ -105,7 +105,7 @@ def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
     Lossy codecs decode directly into ``dtype``: each float32 value is rounded once, and memory holds one copy.
     """
     target = None if dtype is None else resolve_dtype(dtype).name
-    decoded = decoded_there(tensor, target, device)
+    decoded = decode_on_device(tensor, target, device)
     if decoded is not None:
         return decoded
     if target in FLOAT_TARGETS and _decodes_to_any(tensor):
