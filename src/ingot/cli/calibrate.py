@@ -33,7 +33,7 @@ def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False)
 
     def say(plan: CalibratePlan) -> None:
         if not quiet:
-            print(f"calibrating takes {plan.told()}", file=sys.stderr)
+            print(f"calibrating takes {plan.describe()}", file=sys.stderr)
 
     with progress_bar("calibrating", quiet=quiet or json) as progress:
         done = calibrate(replace(options, progress=progress, plan=say))

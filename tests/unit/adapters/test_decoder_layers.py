@@ -366,7 +366,7 @@ def test_a_cache_that_begins_again_leaves_its_room() -> None:
     cache, plain = filled(5), filled(5)
     append(cache, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
     plain.update(torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
-    left = weakref.ref(cache.layers[0].ingot_room.keys)
+    left = weakref.ref(cache.layers[0].ingot_preallocated.keys)
     for one in (cache, plain):
         one.reset()
     found = append(cache, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)

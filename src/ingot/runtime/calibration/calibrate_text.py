@@ -1,4 +1,4 @@
-"""The windows of a text that a model is calibrated on: they begin, and an encoder's end, as its tokenizer has it."""
+"""Windows of a text for calibration, with the special tokens that the tokenizer adds."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _FILE = "calibration.txt"  # written for Ingot; CC0-1.0
 def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tuple[Windows, str]:
     """Return windows of a text, and the text's name for reports.
 
-    A causal model's begin with the tokens that the tokenizer puts before a text, in the place of the text's own. An
-    encoder's windows are whole texts to it, and have the tokens before and after around the text's own.
+    For a causal model, tokens that the tokenizer adds before a text replace the first tokens of each window. For an
+    encoder, each window is a complete text: the tokens before and after it are added to the window's text.
 
     Raises
     ------
     UsageError
-        ``eval.text``: no text in UTF-8, or fewer tokens than a window.
+        ``eval.text``: the text is not UTF-8, or shorter than a window.
     """
     built_in = options.text == BUILT_IN or options.text is None
-    where = "text that Ingot ships" if built_in else f"text {location_of(options.text or '')}"
+    source = "text that Ingot ships" if built_in else f"text {location_of(options.text or '')}"
     content = default_text() if built_in else read_text(options.text or "", length * options.samples)
     tokenizer = load_tokenizer(options.model)
     surrounding = surrounding_tokens(tokenizer)
     shape = length, options.samples
     if encoder:
-        tokens = cut_windows(tokenizer, content, shape, where, surrounding, contiguous=True)
+        tokens = cut_windows(tokenizer, content, shape, source, surrounding, contiguous=True)
     else:
-        tokens = cut_windows(tokenizer, content, shape, where, Surrounding(surrounding.before))
-    return Windows(tokens, named_tokens(tokenizer, surrounding.before)), where
+        tokens = cut_windows(tokenizer, content, shape, source, Surrounding(surrounding.before))
+    return Windows(tokens, named_tokens(tokenizer, surrounding.before)), source
 
 
 def default_text() -> str:
-    """Return the text that Ingot ships: prose in many languages, and code (``spec/calibration.md``)."""
+    """Return the text in the package: prose in many languages, and code (``spec/calibration.md``)."""
     return resources.files("ingot.runtime.calibration").joinpath(_FILE).read_text("utf-8")

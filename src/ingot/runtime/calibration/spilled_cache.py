@@ -1,4 +1,4 @@
-"""Keys and values of many sequences in a file: memory that is not the process's own, for windows drawn together."""
+"""KV caches in temporary files, so that many sequences can be sampled together in little memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ingot.core.extras import require
 
 
 def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> Callable[[int], Any]:
-    """Return what makes a cache for ``count`` sequences of ``length`` tokens.
+    """Return a function that creates a cache for ``count`` sequences of ``length`` tokens.
 
-    Layers of attention to all tokens are kept in a file that nobody sees and that goes with the cache; those of another
-    kind (sliding windows, states) stay small, and in memory.
+    Layers with attention to all tokens are stored in unnamed files that are deleted with the cache. Layers of other
+    types (sliding windows, states) are small and stay in memory.
     """
-    known = require("transformers.cache_utils", "transformers")
+    cache_utils = require("transformers.cache_utils", "transformers")
     torch = require("torch", "torch")
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -30,18 +30,18 @@ def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> C
         self.keys, self.values = (room[..., :last, :] for room in self.room)
         return self.keys, self.values
 
-    spilled = type("Spilled", (known.DynamicLayer,), {"update": update})
+    spilled = type("Spilled", (cache_utils.DynamicLayer,), {"update": update})
 
-    def made(count: int) -> Any:
-        cache = known.DynamicCache(config=model.config)
-        cache.layers = [spilled() if type(layer) is known.DynamicLayer else layer for layer in cache.layers]
+    def create_cache(count: int) -> Any:
+        cache = cache_utils.DynamicCache(config=model.config)
+        cache.layers = [spilled() if type(layer) is cache_utils.DynamicLayer else layer for layer in cache.layers]
         return cache
 
-    return made
+    return create_cache
 
 
 def _mapped(torch: Any, scratch: Callable[[], BinaryIO], states: Any, length: int) -> Any:
-    """Return room for ``length`` tokens of such states, f32 [windows, heads, length, width], in a file."""
+    """Return an array for ``length`` tokens of these states, f32 [windows, heads, length, width], in a file."""
     shape = (*states.shape[:-2], length, states.shape[-1])
     with scratch() as file:
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))

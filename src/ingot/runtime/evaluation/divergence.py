@@ -9,7 +9,13 @@ from ingot.conversion.budget.divergence import Kl
 from ingot.core.extras import require
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.runtime.calibration.calibration import LENGTH, SAMPLES
-from ingot.runtime.calibration.samples import HELD_OUT, SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, samples_of, seeded
+from ingot.runtime.calibration.samples import (
+    HELD_OUT,
+    SAMPLES_OF_MODEL,
+    SAMPLES_WITHOUT_TOKENIZER,
+    draw_samples,
+    seeded,
+)
 from ingot.runtime.evaluation.evaluate import require_window, score_windows
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, prefix_text
@@ -94,5 +100,5 @@ def _draw_windows(
     ids, (count, length) = tuple(token.id for token in prefix), shape
     text_length_of_window(length, Surrounding(ids))
     with seeded(torch, HELD_OUT):
-        tokens = samples_of(torch, model, count, length, Progress(count * length, progress), ids)
+        tokens = draw_samples(torch, model, count, length, Progress(count * length, progress), ids)
     return Windows(tokens, prefix)
