@@ -129,7 +129,8 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         done = DRAFT_DECODERS[EAGLE].speculate(
             model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens
         )
-        new_tokens, first_seconds, rest_seconds, drafted, use = done.tokens, done.first, done.rest, _drafted(done), None
+        new_tokens, first_seconds, rest_seconds = done.tokens, done.first_seconds, done.rest_seconds
+        drafted, use = _drafted(done), None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
@@ -166,12 +167,12 @@ def draft_head(path: AnyPath, model: Any) -> Any:
 
 def _drafted(done: Any) -> Drafted:
     """Return the figures of a speculative generation."""
-    seconds_alone = median(done.alone) if done.alone else None
+    seconds_alone = median(done.single_seconds) if done.single_seconds else None
     tokens_after_first = len(done.tokens) - 1
     accepted = sum(done.accepted)
     speed_up = None
-    if seconds_alone and tokens_after_first and done.rest > 0:
-        speed_up = tokens_after_first * seconds_alone / done.rest
+    if seconds_alone and tokens_after_first and done.rest_seconds > 0:
+        speed_up = tokens_after_first * seconds_alone / done.rest_seconds
     return Drafted(
         passes=len(done.accepted),
         proposed=done.proposed,
